@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from rekindle.bridge.codec import Codec
+from rekindle.bridge.groups import Group, Groups
 from rekindle.bridge.names import HeadShape, Scope
 from rekindle.bridge.owner import RecordOwner
 from rekindle.bridge.packing import BlockShape, learn
-from rekindle.bridge.planner import EngineRequest, Planner, Reuse, Scheduled
+from rekindle.bridge.planner import Planner
 from rekindle.bridge.ports import OwnerServer, port_to
+from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
 from rekindle.bridge.shares import HeadShare
 from rekindle.bridge.steps import StepReport
 from rekindle.bridge.transfers import Transfers
@@ -105,12 +107,12 @@ class Worker:
         codec = Codec(
             share.layout(owner.layout),
             self.values,
-            block_tokens=memory.block_tokens,
+            [slice(0, owner.layout.block_tokens // memory.block_tokens)] * LAYERS,
             num_records=num_records,
             dtype=memory.dtype,
             device=torch.device("cpu"),
         )
-        self.transfers = Transfers(codec, patience_s)
+        self.transfers = Transfers([codec], patience_s)
         self.port = port_to(owner.address, share)
 
 
@@ -150,7 +152,8 @@ class StubEngine:
     ) -> None:
         self.owner, self.block_tokens, self.budget = owner, block_tokens, budget
         self.now = 0.0  # of its planner: a second a step
-        self.planner = Planner(owner, block_tokens, clock=lambda: self.now)
+        groups = Groups([Group(0, block_tokens)], owner.layout.block_tokens)
+        self.planner = Planner(owner, groups, clock=lambda: self.now)
         shares = [HeadShare.of(HEADS, rank, num_workers) for rank in range(num_workers)]
         self.server = OwnerServer(owner, shares) if num_workers > 1 else None
         memory = Memory(kind, block_tokens, num_blocks, dtype)
@@ -188,7 +191,8 @@ class StubEngine:
         """Schedule, execute and update once."""
         self.now += 1
         work = self._schedule()
-        plan = self.planner.plan([each for _, each in work])
+        tables = {request.name: (request.table,) for request, _ in work}
+        plan = self.planner.plan([each for _, each in work], tables.__getitem__)
         list(self.threads.map(lambda worker: worker.transfers.load(plan, worker.port), self.workers))
         for _ in work:  # as in a batch: what one computes, another may read
             for request, each in work:
@@ -233,13 +237,12 @@ class StubEngine:
             tokens = min(len(request.ids) - request.computed, budget)
             if request not in self.running or not tokens:
                 continue
-            had = len(request.table)
             while not self._allocate(request, request.computed + tokens):
                 self.preempt(self.running[-1])
                 if request not in self.running:
                     break
             if request in self.running:
-                work.append((request, Scheduled(request.name, request.computed, tokens, request.table[had:])))
+                work.append((request, Scheduled(request.name, request.computed, tokens)))
                 budget -= tokens
         work = [(request, each) for request, each in work if request in self.running]
         while self.waiting and budget:
@@ -269,7 +272,7 @@ class StubEngine:
         self.waiting.remove(request)
         self.running.append(request)
         request.computed = computed + external
-        return request, Scheduled(request.name, request.computed, tokens, list(request.table), replaces=True)
+        return request, Scheduled(request.name, request.computed, tokens, begins=True)
 
     def _hot_blocks(self, request: Request) -> list[int]:
         found = []

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.bridge.codec import ABSENT, ENCODED_VALUES, Codec
+from rekindle.bridge.codec import ENCODED_VALUES, Codec
 from rekindle.bridge.names import HeadShape, RecordFormat, record_layout
 from rekindle.bridge.packing import BlockShape, learn
+from rekindle.bridge.steps import ABSENT
 from rekindle.kernels import library
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kv import q4h
@@ -38,7 +39,7 @@ class Engine:
         self.codec = Codec(
             self.layout,
             [learn(made.cache, shape, made.write) for made in self.backends],
-            block_tokens=shape.tokens,
+            [slice(0, RECORD // shape.tokens)] * LAYERS,
             num_records=3,
             dtype=dtype,
             device=torch.device("cpu"),

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rekindle.bridge.groups import Group, Groups
 from rekindle.bridge.names import Scope
-from rekindle.bridge.planner import EngineRequest, Planner, Reuse, Scheduled
+from rekindle.bridge.planner import Planner
+from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
 from rekindle.bridge.steps import StepReport
 from tests.bridge.engine import Request, StubEngine, reply_of
 from tests.bridge.stored import RECORD, Stores, check_records, damage, prompt, records_of
@@ -179,16 +181,16 @@ def test_a_full_staging_buffer_delays_saving_and_loses_nothing(stores: Stores) -
 def test_a_step_without_room_is_followed_by_nine_times_as_long_without_saving(stores: Stores) -> None:
     owner, ids = stores.open(), prompt(480)
     now = 100.0
-    planner = Planner(owner, 16, clock=lambda: now)
+    planner = Planner(owner, Groups([Group(0, 16)], RECORD), clock=lambda: now)
     planner.match(EngineRequest("a", ids, Scope("default")), 0)
-    work = Scheduled("a", 0, 256, range(1, 31), replaces=True)
-    (first,) = planner.plan([work]).saves
+    work, blocks = Scheduled("a", 0, 256, begins=True), {"a": [range(1, 31)]}.__getitem__
+    (first,) = planner.plan([work], blocks).saves
     planner.report(StepReport(saved={first.key: 1}, stalled_s=0.5))
-    later = replace(work, computed=256, tokens=1, blocks=(), replaces=False)
+    later = replace(work, computed=256, tokens=1, begins=False)
     now = 104.4
-    assert not planner.plan([later]).saves
+    assert not planner.plan([later], blocks).saves
     now = 104.6
-    (again,) = planner.plan([later]).saves
+    (again,) = planner.plan([later], blocks).saves
     assert again.blocks == first.blocks[1:]  # what was not saved is not forgotten
     planner.report(StepReport(saved={again.key: 3}))
     assert planner.finish("a") is not None

@@ -58,27 +58,32 @@ def test_a_size_that_is_none_is_refused() -> None:
     ("block", "wanted", "record"), [(16, None, 64), (64, None, 64), (128, None, 128), (16, 32, 32)]
 )
 def test_records_consist_of_the_engines_blocks(block: int, wanted: int | None, record: int) -> None:
-    assert BridgeSettings(dir="/kv", block_tokens=wanted).record_tokens(block) == record
+    assert BridgeSettings(dir="/kv", block_tokens=wanted).record_tokens([block]) == record
 
 
 @pytest.mark.parametrize(("block", "wanted"), [(48, None), (512, None), (32, 16), (16, 96)])
 def test_blocks_that_no_record_consists_of_are_refused(block: int, wanted: int | None) -> None:
     with pytest.raises(ConfigError, match="--block-size"):
-        BridgeSettings(dir="/kv", block_tokens=wanted).record_tokens(block)
+        BridgeSettings(dir="/kv", block_tokens=wanted).record_tokens([block])
 
 
 def test_an_engine_that_fits_is_taken() -> None:
     check_engine(FITTING)
     check_engine(replace(FITTING, data_parallel=2, drafts="ngram", cache_dtype="bfloat16"))
+    check_engine(replace(FITTING, groups=["window", "full", "window"], tensor_parallel=2, drafts="ngram"))
+    check_engine(replace(FITTING, groups=["state", "full", "window"]))
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"groups": ["full", "SlidingWindow"]}, "groups of the kinds SlidingWindow"),
+        ({"groups": ["full", "ChunkedLocalAttention"]}, "groups of the kinds ChunkedLocalAttention"),
         ({"groups": ["MLAAttention"]}, "MLAAttention"),
-        ({"groups": ["full", "full"]}, "2 KV cache groups"),
-        ({"groups": []}, "0 KV cache groups"),
+        ({"groups": ["window"]}, "no layer with full attention"),
+        ({"groups": []}, "no layer with full attention"),
+        ({"groups": ["full", "state"], "keeps_states": False}, "--mamba-cache-mode align"),
+        ({"groups": ["full", "state"], "tensor_parallel": 2}, "--tensor-parallel-size 1"),
+        ({"groups": ["full", "state"], "drafts": "ngram"}, "do not speculate"),
         ({"load_failure_policy": "fail"}, "set kv_load_failure_policy to recompute"),
         ({"kv_role": "kv_producer"}, "set kv_role to kv_both"),
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype auto"),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rekindle.bridge.names import HeadShape, record_layout
-from rekindle.bridge.planner import Reuse
 from rekindle.bridge.ports import OwnerServer, SocketPort
+from rekindle.bridge.requests import Reuse
 from rekindle.bridge.shares import HeadCopies, HeadShare
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.cache.blocks.identity import BlockIdentity

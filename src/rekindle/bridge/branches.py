@@ -1,13 +1,14 @@
 """Which stored branch a finished request continues: an agent's own, or an unnamed conversation found by its blocks.
 
-Owns the heads of all branches in the store. A request whose chain contains a branch's head continues that branch; any
-other begins a new one, and of an agent's branches the one used longest ago gives its place.
+Owns the heads of all branches in the store, and their resume points since the start. A request whose chain contains a
+branch's head continues that branch; any other begins a new one, and of an agent's branches the one used longest ago
+gives its place.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from rekindle.agent_ids import kind_of, new_conversation
@@ -33,6 +34,7 @@ class Branches:
         self._lock = threading.Lock()
         self._heads: dict[Place, tuple[BlockHash, float]] = {}
         self._places: dict[BlockHash, set[Place]] = {}
+        self._points: dict[Place, frozenset[int]] = {}
 
     def restore(self, records: Iterable[SequenceRecord]) -> None:
         """Take over the branches of a store that was just opened."""
@@ -43,10 +45,21 @@ class Branches:
     def place(self, namespace: str, agent: str | None, names: Sequence[BlockHash], now: float) -> Place:
         """Choose the branch of a chain that ends with the last of `names` (at least one), and make that its head."""
         with self._lock:
-            place = self._continued(namespace, agent, names) or self._new(namespace, agent)
+            continued = self._continued(namespace, agent, names)
+            place = continued or self._new(namespace, agent)
+            points = self._points.get(place) if continued else None
             self._remove(place)
             self._put(place, names[-1], now)
+            if points is not None:
+                self._points[place] = points
             return place
+
+    def points(self, place: Place, reached: Iterable[int], worth: Callable[[Collection[int]], set[int]]) -> set[int]:
+        """Choose what is `worth` keeping of a branch's resume points, those kept so far and those of its last turn."""
+        with self._lock:
+            kept = worth(self._points.get(place, frozenset()) | {*reached})
+            self._points[place] = frozenset(kept)
+            return kept
 
     def lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
         """Forget a branch that was evicted to fewer tokens; a later turn of it begins a new one, sharing its blocks."""
@@ -78,6 +91,7 @@ class Branches:
             self._places[head].discard(place)
             if not self._places[head]:
                 del self._places[head]
+        self._points.pop(place, None)
 
     def check(self) -> None:
         """Assert that both directions agree."""

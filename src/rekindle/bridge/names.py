@@ -20,7 +20,7 @@ from rekindle.cache.blocks.hashing import BlockHash, root_hash
 from rekindle.errors import ModelRefused
 from rekindle.model.checkpoint import adapter_files, weight_files
 from rekindle.model.fingerprint import CHANGING_ROPE, DigestCache, fingerprint, model_identity
-from rekindle.spec import Format, KVLayout, LayerSpec
+from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
 
 RecordFormat = Literal["native", "q4h"]
 NATIVE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -28,28 +28,52 @@ NATIVE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "fp1
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """One full-attention layer: its K/V heads over all tensor-parallel workers, and their sizes."""
+    """One attention layer: its K/V heads over all tensor-parallel workers, their sizes, and the window, if any."""
 
     num_kv_heads: int
     k_dim: int
     v_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One recurrent layer: the shape and the dtype of each tensor of its state."""
+
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def record_layout(
-    layers: Sequence[HeadShape], dtype: torch.dtype, record_format: RecordFormat, block_tokens: int
+    layers: Sequence[HeadShape | StateShape], dtype: torch.dtype, record_format: RecordFormat, block_tokens: int
 ) -> KVLayout:
-    """The layout of records of `block_tokens` tokens; ModelRefused where the format does not fit the model."""
-    if dtype not in NATIVE:
-        raise ModelRefused(f"KV in {dtype} has no format here: let the engine keep KV in bf16, fp16 or fp32")
-    chosen: Format = NATIVE[dtype] if record_format == "native" else "q4h"
+    """The layout of records of `block_tokens` tokens; ModelRefused where the format does not fit the model.
+
+    States are kept as they are in any format.
+    """
+    chosen: Format = _native(dtype) if record_format == "native" else "q4h"
     try:
         specs = [
-            LayerSpec(index, layer.num_kv_heads, layer.k_dim, layer.v_dim, None, chosen, chosen)
+            LayerSpec(index, layer.num_kv_heads, layer.k_dim, layer.v_dim, layer.window, chosen, chosen)
             for index, layer in enumerate(layers)
+            if isinstance(layer, HeadShape)
         ]
-        return KVLayout(block_tokens, tuple(specs))
+        states = [_state(index, layer) for index, layer in enumerate(layers) if isinstance(layer, StateShape)]
+        return KVLayout(block_tokens, tuple(specs), tuple(states))
     except ValueError as error:
         raise ModelRefused(f"{error}; format native fits every head size" if chosen == "q4h" else str(error)) from error
+
+
+def _state(index: int, layer: StateShape) -> StateSpec:
+    tensors = enumerate(layer.tensors)
+    return StateSpec(
+        index, tuple(StateTensor("recurrent", number, shape, _native(dtype)) for number, (shape, dtype) in tensors)
+    )
+
+
+def _native(dtype: torch.dtype) -> Format:
+    if dtype not in NATIVE:
+        raise ModelRefused(f"KV in {dtype} has no format here: let the engine keep KV in bf16, fp16 or fp32")
+    return NATIVE[dtype]
 
 
 @dataclass(frozen=True, slots=True)

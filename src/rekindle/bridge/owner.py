@@ -11,8 +11,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -44,6 +45,7 @@ class RecordOwner:
         self._keys = itertools.count(1)
         self._loads: dict[int, tuple[StoredBlock, ...]] = {}
         self._saves: dict[int, tuple[BlockIdentity, ...]] = {}
+        self._parts: dict[int, int] = {}  # of loads and saves
         self._saving = threading.Lock()
         self.address = Address(os.getpid(), secrets.token_hex(16))
         OPEN[self.address.token] = self
@@ -90,23 +92,28 @@ class RecordOwner:
         sound = (self.store.writer.is_pending(name) or self.store.contains(name) for name in names)
         return sum(1 for _ in itertools.takewhile(bool, sound))
 
-    def plan_load(self, blocks: Iterable[StoredBlock]) -> int:
-        """Return a key for these records, to be read."""
+    def plan_load(self, blocks: Iterable[StoredBlock], part: int = 0) -> int:
+        """Return a key for a part of these records, to be read."""
         key = next(self._keys)
-        self._loads[key] = tuple(block.only((0,)) for block in blocks)
+        self._loads[key], self._parts[key] = tuple(block.only((part,)) for block in blocks), part
         return key
 
-    def plan_save(self, identities: Iterable[BlockIdentity]) -> int:
-        """Return a key for records with these identities, parents first, to be saved."""
+    def plan_save(self, identities: Iterable[BlockIdentity], part: int = 0) -> int:
+        """Return a key for a part of records with these identities, parents first, to be saved."""
         key = next(self._keys)
-        self._saves[key] = tuple(identities)
+        self._saves[key], self._parts[key] = tuple(identities), part
         return key
+
+    def part(self, key: int) -> int:
+        """The part of the records that a key stands for."""
+        return self._parts[key]
 
     def forget(self, keys: Iterable[int]) -> None:
         """Forget keys whose records were read, saved or given up."""
         for key in keys:
             self._loads.pop(key, None)
             self._saves.pop(key, None)
+            self._parts.pop(key, None)
 
     def begin_load(self, key: int, first: int, rows: Sequence[Bytes]) -> Future[int]:
         """Read records of a key from the `first` on into `rows` [payload_bytes]; the result: how many were intact.
@@ -125,12 +132,15 @@ class RecordOwner:
     def save(self, key: int, first: int, rows: Sequence[Bytes], deadline: float) -> int:
         """Queue payloads of a key's records from the `first` on for saving; return how many were taken.
 
-        Where the staging buffer is full, waits until the `deadline` of `time.monotonic`.
+        Where the staging buffer is full, waits until the `deadline` of `time.monotonic`. Another part than the first
+        is taken of records only whose first part was.
         """
-        identities = self._saves[key][first : first + len(rows)]
+        identities, part = self._saves[key][first : first + len(rows)], self._parts[key]
         with self._saving:
             for number, (identity, row) in enumerate(zip(identities, rows, strict=True)):
-                if not self._stage(StagedBlock(identity, (0,), _filler(row)), deadline):
+                if part and not self.num_sound([identity.hash]):
+                    return number
+                if not self._stage(StagedBlock(identity, (part,), _filler(row)), deadline):
                     return number
         return len(rows)
 
@@ -141,14 +151,27 @@ class RecordOwner:
             time.sleep(POLL_S)
         return True
 
-    def finish(self, scope: Scope, agent: str | None, root: BlockHash, names: Sequence[BlockHash]) -> None:
-        """Save the end of a turn after its records: `names` of all that were saved, at least one."""
+    def finish(
+        self,
+        scope: Scope,
+        agent: str | None,
+        root: BlockHash,
+        names: Sequence[BlockHash],
+        points: Collection[int] = (),
+        worth: Callable[[Collection[int]], set[int]] = set,
+    ) -> None:
+        """Save the end of a turn after its records: `names` of all that were saved, at least one.
+
+        `points`: token counts after which an engine may go on; what is `worth` it of these and of those of the branch's
+        earlier turns stays, with the parts that end.
+        """
         now = time.time()
         place = self._branches.place(scope.namespace, agent, names, now)
         tokens = len(names) * self.layout.block_tokens
-        self.store.save_turn(
-            SequenceRecord(place.namespace, place.agent, place.branch, root, names[-1], tokens, tokens, now)
-        )
+        record = SequenceRecord(place.namespace, place.agent, place.branch, root, names[-1], tokens, tokens, now)
+        kept = self._branches.points(place, points, worth)
+        following = tuple(sorted(point + 1 for point in kept))  # the token that is computed first
+        self.store.save_turn(replace(record, resume_points=following, is_rolling=True))
 
     def stats(self) -> StoreStats:
         """The figures of the store."""

@@ -39,42 +39,57 @@ class BlockShape:
 class Values:
     """K or V of one layer's blocks, read and written as [n, heads, tokens, dim] whatever their order in memory.
 
-    `offsets` are the places of one block's values [heads, tokens, dim], in elements from the beginning of the block.
+    A block is `pieces` pieces of as many tokens; `block * pieces + n` is its `n`-th. `offsets` are the places of one
+    block's values [heads, tokens, dim], in elements from the beginning of the block.
     """
 
-    def __init__(self, cache: Tensor, offsets: np.ndarray) -> None:
-        self._shape = offsets.shape
+    def __init__(self, cache: Tensor, offsets: np.ndarray, pieces: int = 1) -> None:
+        heads, tokens, dim = offsets.shape
+        assert tokens % pieces == 0, f"{pieces} pieces of {tokens} tokens"
+        cut = offsets.reshape(heads, pieces, tokens // pieces, dim).swapaxes(0, 1)
+        self._shape = cut.shape[1:]
+        self._pieces = pieces
         self._block_stride = cache.stride(0)
-        split = next(_affine_splits(offsets), None)
+        split = _piece_split(cut)
         if split is None:
             end = self._block_stride * (len(cache) - 1) + int(offsets.max()) + 1
             self._flat = cache.as_strided((end,), (1,), cache.storage_offset())
-            self._offsets = torch.from_numpy(offsets.reshape(1, -1).astype(np.int64)).to(cache.device)
+            self._offsets = torch.from_numpy(cut.reshape(pieces, -1).astype(np.int64)).to(cache.device)
             self._view = None
         else:
             shape, strides = split
-            start = cache.storage_offset() + int(offsets[0, 0, 0])
-            self._view = cache.as_strided((len(cache), *shape), (self._block_stride, *strides), start)
+            start = cache.storage_offset() + int(cut[0, 0, 0, 0])
+            view = cache.as_strided((len(cache), *shape), (self._block_stride, *strides), start)
+            self._view = view[:, 0] if pieces == 1 else view
 
     @property
     def is_strided(self) -> bool:
         """Whether memory is a strided view, which is copied several times as fast as single values are."""
         return self._view is not None
 
-    def read(self, blocks: Tensor) -> Tensor:
-        """A copy of these blocks (int64 [n]): [n, heads, tokens, dim]."""
-        found = self._flat[self._places(blocks)] if self._view is None else self._view[blocks]
-        return found.reshape(len(blocks), *self._shape)
+    def read(self, pieces: Tensor) -> Tensor:
+        """A copy of these pieces (int64 [n]): [n, heads, tokens, dim]."""
+        found = self._flat[self._places(pieces)] if self._view is None else self._view[self._index(pieces)]
+        return found.reshape(len(pieces), *self._shape)
 
-    def write(self, blocks: Tensor, values: Tensor) -> None:
-        """Replace these blocks (int64 [n], each once) by `values` [n, heads, tokens, dim]."""
+    def write(self, pieces: Tensor, values: Tensor) -> None:
+        """Replace these pieces (int64 [n], each once) by `values` [n, heads, tokens, dim]."""
         if self._view is None:
-            self._flat[self._places(blocks)] = values.reshape(len(blocks), -1)
+            self._flat[self._places(pieces)] = values.reshape(len(pieces), -1)
         else:
-            self._view[blocks] = values.reshape(len(blocks), *self._view.shape[1:])
+            index = self._index(pieces)
+            self._view[index] = values.reshape(len(pieces), *self._view.shape[len(index) :])
 
-    def _places(self, blocks: Tensor) -> Tensor:
-        return (blocks * self._block_stride)[:, None] + self._offsets
+    def _index(self, pieces: Tensor) -> tuple[Tensor, ...]:
+        """Where each piece is in the view: its block, and if there are several in one, which of them it is."""
+        if self._pieces == 1:
+            return (pieces,)
+        blocks = torch.div(pieces, self._pieces, rounding_mode="floor")
+        return blocks, pieces - blocks * self._pieces
+
+    def _places(self, pieces: Tensor) -> Tensor:
+        blocks = torch.div(pieces, self._pieces, rounding_mode="floor")
+        return (blocks * self._block_stride)[:, None] + self._offsets[pieces - blocks * self._pieces]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +100,8 @@ class LayerValues:
     v: Values
 
 
-def learn(cache: Tensor, shape: BlockShape, write: WriteBlock, block: int = 0) -> LayerValues:
-    """Learn the order of a layer's `cache` [blocks, ...] from `block`, which nobody may be using.
+def learn(cache: Tensor, shape: BlockShape, write: WriteBlock, block: int = 0, pieces: int = 1) -> LayerValues:
+    """Learn the order of a layer's `cache` [blocks, ...] from `block`, which nobody may be using; values by `pieces`.
 
     ModelRefused if a block does not hold every value of K and V once and as it is.
     """
@@ -108,7 +123,7 @@ def learn(cache: Tensor, shape: BlockShape, write: WriteBlock, block: int = 0) -
     num_k = shape.tokens * shape.heads * shape.k_dim
     k = offsets[:num_k].reshape(shape.heads, shape.tokens, shape.k_dim)
     v = offsets[num_k:].reshape(shape.heads, shape.tokens, shape.v_dim)
-    return LayerValues(Values(cache, k), Values(cache, v))
+    return LayerValues(Values(cache, k, pieces), Values(cache, v, pieces))
 
 
 def _numbers_in(cache: Tensor, shape: BlockShape, write: WriteBlock, block: int) -> np.ndarray:
@@ -133,6 +148,25 @@ def _offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     for size, stride in zip(shape, strides, strict=True):
         offsets = offsets[..., None] + stride * np.arange(size)
     return offsets.reshape(-1)
+
+
+def _piece_split(cut: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and strides of a view [pieces, heads, ..., dim ...] of the values at these offsets; None if there is none.
+
+    `cut` [pieces, heads, tokens, dim].
+    """
+    starts = cut[:, 0, 0, 0]
+    step = int(starts[1] - starts[0]) if len(starts) > 1 else 0
+    is_regular = step >= 0 and np.array_equal(cut - cut[:1], np.broadcast_to(_steps(len(cut), step), cut.shape))
+    split = next(_affine_splits(cut[0]), None) if is_regular else None
+    if split is None:
+        return None
+    shape, strides = split
+    return (len(cut), *shape), (step, *strides)
+
+
+def _steps(count: int, step: int) -> np.ndarray:
+    return (step * np.arange(count)).reshape(-1, 1, 1, 1)
 
 
 def _affine_splits(offsets: np.ndarray) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

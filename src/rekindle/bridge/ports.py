@@ -115,8 +115,8 @@ class OwnerServer:
 
     def __init__(self, owner: RecordOwner, shares: Sequence[HeadShare]) -> None:
         self._owner, self._shares = owner, tuple(shares)
-        self._payload_bytes = owner.layout.parts[0].payload_bytes
-        self._copies = [HeadCopies(share, owner.layout) for share in shares]
+        parts = owner.layout.parts
+        self._copies = [[HeadCopies(share, owner.layout, part.index) for part in parts] for share in shares]
         self._directory = Path(tempfile.mkdtemp(prefix="rekindle-"))  # 0700
         path = str(self._directory / "owner")
         self._listener = Listener(path, "AF_UNIX", backlog=len(shares), authkey=bytes.fromhex(owner.address.token))
@@ -179,15 +179,17 @@ class OwnerServer:
         meeting = self._meet("load", key, first, count, begin_when=1, begin=begin)
         good = meeting.outcome.result()
         connection.send_bytes(json.dumps(good).encode())
-        own = np.zeros(self._copies[rank].payload_bytes, dtype=np.uint8)
+        copies = self._copies[rank][self._owner.part(key)]
+        own = np.zeros(copies.payload_bytes, dtype=np.uint8)
         for row in meeting.rows[:good]:
-            self._copies[rank].cut(row, own)
+            copies.cut(row, own)
             connection.send_bytes(own.data)
         self._leave("load", key, first, meeting)
 
     def _save(self, connection: Connection, rank: int, head: dict[str, Any]) -> None:
         key, first, count = int(head["save"]), int(head["first"]), int(head["count"])
-        own = np.zeros((count, self._copies[rank].payload_bytes), dtype=np.uint8)
+        copies = self._copies[rank][self._owner.part(key)]
+        own = np.zeros((count, copies.payload_bytes), dtype=np.uint8)
         for row in own:
             connection.recv_bytes_into(row.data)
 
@@ -197,9 +199,9 @@ class OwnerServer:
 
         def paste(meeting: _Meeting) -> None:
             if len(meeting.rows) < count:
-                meeting.rows = np.concatenate((meeting.rows, self._zeros(count - len(meeting.rows))))
+                meeting.rows = np.concatenate((meeting.rows, self._zeros(key, count - len(meeting.rows))))
             for number in range(count if self._shares[rank].saves else 0):
-                self._copies[rank].paste(own[number], meeting.rows[number])
+                copies.paste(own[number], meeting.rows[number])
 
         meeting = self._meet("save", key, first, count, begin_when=len(self._shares), begin=begin, bring=paste)
         connection.send_bytes(json.dumps(meeting.outcome.result()).encode())
@@ -220,7 +222,7 @@ class OwnerServer:
         with self._lock:
             meeting = self._meetings.get((kind, key, first))
             if meeting is None:
-                meeting = self._meetings[kind, key, first] = _Meeting(self._zeros(count), count)
+                meeting = self._meetings[kind, key, first] = _Meeting(self._zeros(key, count), count)
             bring(meeting)
             meeting.count = min(meeting.count, count)
             meeting.came += 1
@@ -242,5 +244,6 @@ class OwnerServer:
                 if kind == "save" and meeting.came < len(self._shares) and not meeting.outcome.done():
                     meeting.outcome.set_result(0)
 
-    def _zeros(self, count: int) -> Bytes:
-        return np.zeros((count, self._payload_bytes), dtype=np.uint8)
+    def _zeros(self, key: int, count: int) -> Bytes:
+        payload_bytes = self._owner.layout.parts[self._owner.part(key)].payload_bytes
+        return np.zeros((count, payload_bytes), dtype=np.uint8)

@@ -9,13 +9,15 @@ from rekindle.errors import ConfigError
 
 DRAFTS_WITHOUT_KV = frozenset({"ngram", "ngram_gpu", "suffix"})
 ROLE = "kv_both"
+KEPT = ("full", "window", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """The settings of an engine that decide whether its KV can be stored.
 
-    `groups`: the kinds of its KV cache groups, "full" for full attention. `drafts`: how it speculates, if it does.
+    `groups`: the kinds of its KV cache groups, those in `KEPT` or others. `keeps_states`: recurrent states are kept
+    where blocks end, so that others may resume there. `drafts`: how it speculates, if it does.
     """
 
     groups: Sequence[str]
@@ -28,6 +30,8 @@ class EngineFacts:
     has_own_directory: bool = True
     drafts: str | None = None
     load_format: str = "auto"
+    tensor_parallel: int = 1
+    keeps_states: bool = True
 
 
 def check_engine(facts: EngineFacts) -> None:
@@ -38,12 +42,29 @@ def check_engine(facts: EngineFacts) -> None:
 
 
 def _kinds(facts: EngineFacts) -> list[str]:
-    others = sorted({kind for kind in facts.groups if kind != "full"})
+    others = sorted({kind for kind in facts.groups if kind not in KEPT})
+    instead = "serve such a model with Rekindle's own engine, or without this connector"
     if others:
-        named = ", ".join(others)
-        instead = "serve such a model with Rekindle's own engine, or without this connector"
-        return [f"it has KV cache groups of the kinds {named}, and only one group of full attention is kept: {instead}"]
-    return [] if len(facts.groups) == 1 else [f"it has {len(facts.groups)} KV cache groups, and one is kept"]
+        kept = "full attention, windows and recurrent states are kept"
+        return [f"it has KV cache groups of the kinds {', '.join(others)}, and {kept}: {instead}"]
+    if "full" not in facts.groups:
+        return [f"it has no layer with full attention, by which conversations are found: {instead}"]
+    return _states(facts) if "state" in facts.groups else []
+
+
+def _states(facts: EngineFacts) -> list[str]:
+    reasons = []
+    if not facts.keeps_states:
+        reasons.append(
+            "recurrent states are not kept where blocks end: set --enable-prefix-caching and --mamba-cache-mode align"
+        )
+    if facts.tensor_parallel > 1:
+        reasons.append(
+            "recurrent states are divided among workers in the model's own way: set --tensor-parallel-size 1"
+        )
+    if facts.drafts is not None:
+        reasons.append("speculation moves the ends after which recurrent states are kept: do not speculate")
+    return reasons
 
 
 def _workers(facts: EngineFacts) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rekindle.keywords import did_you_mean
 
 MiB = 1 << 20
 RECORD_TOKENS = 64
+LEAST_TOKENS = 16
 PLACE = "kv_connector_extra_config"
 
 
@@ -23,9 +24,10 @@ class BridgeSettings:
 
     `dir`: directory of the store; `{dp_rank}` in it stands for the number of a data-parallel engine. `format`: native
     keeps the engine's bits, q4h 4 bits of them. `disk`, `staging`: sizes as `20GiB` (None: as our own engine's).
-    `block_tokens`: of a record (None: 64, or the engine's blocks if they are larger). `patience_ms`: how long a step
-    waits for a disk that cannot keep up before what is left is saved in a later one. `namespaces`: those whose agents a
-    rebuild of a damaged index finds again. `model`: the model's directory (None: the engine's).
+    `block_tokens`: of a record (None: 64, the engine's blocks if they are larger, less if it keeps states more often).
+    `patience_ms`: how long a step waits for a disk that cannot keep up before what is left is saved in a later one.
+    `namespaces`: those whose agents a rebuild of a damaged index finds again. `model`: the model's directory (None: the
+    engine's).
     """
 
     dir: str
@@ -67,16 +69,27 @@ class BridgeSettings:
             readers=self.readers,
         )
 
-    def record_tokens(self, block_tokens: int) -> int:
-        """Tokens of a record for an engine with blocks of `block_tokens`; ConfigError if they do not fit together."""
-        wanted = self.block_tokens or max(RECORD_TOKENS, block_tokens)
-        if not 16 <= wanted <= 256 or wanted & (wanted - 1):
+    def record_tokens(self, blocks: Sequence[int], states: Sequence[int] = ()) -> int:
+        """Tokens of a record for an engine whose groups have blocks of these tokens, and a state after each of these.
+
+        ConfigError if they do not fit together.
+        """
+        wanted = self.block_tokens or max(RECORD_TOKENS, blocks[0] if len(blocks) == 1 and not states else 0)
+        if self.block_tokens is None:
+            while wanted > LEAST_TOKENS and any(tokens % wanted for tokens in states):
+                wanted //= 2
+        if not LEAST_TOKENS <= wanted <= 256 or wanted & (wanted - 1):
             raise ConfigError(
                 f"records of {wanted} tokens: they have 16 to 256, a power of two; run the engine with --block-size 64"
             )
-        if wanted % block_tokens:
+        if len(blocks) == 1 and not states and wanted % blocks[0]:
             raise ConfigError(
-                f"a record of {wanted} tokens does not consist of the engine's blocks of {block_tokens}: run it with "
+                f"a record of {wanted} tokens does not consist of the engine's blocks of {blocks[0]}: run it with "
                 "--block-size 16, 32 or 64"
+            )
+        if any(tokens % wanted for tokens in states):
+            raise ConfigError(
+                f"the engine keeps states after multiples of {max(states)} tokens, which are not ends of records of "
+                f"{wanted}: choose another --block-size, or block_tokens that divides it"
             )
         return wanted

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rekindle.errors import ConfigError
-from rekindle.spec import KVLayout, Section
+from rekindle.spec import KVLayout, PartLayout, Section
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -45,21 +45,23 @@ class HeadShare:
 
     def layout(self, layout: KVLayout) -> KVLayout:
         """The layout of this share of records that have `layout`."""
+        if self.num_workers == 1:
+            return layout
         layers = tuple(replace(layer, num_kv_heads=self.count) for layer in layout.layers)
         return replace(layout, layers=layers)
 
 
 class HeadCopies:
-    """Copies a worker's heads out of payloads of all heads, and into them."""
+    """Copies a worker's heads of a part out of payloads of all heads, and into them.
 
-    def __init__(self, share: HeadShare, whole: KVLayout) -> None:
-        self.layout = share.layout(whole)
-        self._ranges = list(_ranges(share, whole, self.layout))
+    States have no heads here: they are whole, and of an engine with one worker.
+    """
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of a payload of the worker's heads."""
-        return self.layout.parts[0].payload_bytes
+    def __init__(self, share: HeadShare, whole: KVLayout, part: int = 0) -> None:
+        own = share.layout(whole)
+        assert share.num_workers == 1 or not whole.parts[part].states, "states are not divided among workers"
+        self.payload_bytes = own.parts[part].payload_bytes
+        self._ranges = list(_ranges(share, whole.parts[part], own.parts[part]))
 
     def cut(self, whole: Bytes, own: Bytes) -> None:
         """Copy the worker's heads of a whole payload to `own`; what is between sections stays."""
@@ -72,13 +74,15 @@ class HeadCopies:
             whole[there : there + num_bytes] = own[here : here + num_bytes]
 
 
-def _ranges(share: HeadShare, whole: KVLayout, own: KVLayout) -> Iterator[tuple[int, int, int]]:
+def _ranges(share: HeadShare, whole: PartLayout, own: PartLayout) -> Iterator[tuple[int, int, int]]:
     """Where each section's heads are in a whole payload and in the worker's, and their bytes."""
+    if whole.states:
+        yield 0, 0, whole.payload_bytes
     for there, here in zip(_sections(whole), _sections(own), strict=True):
         of_head = there.num_bytes // share.total
         yield there.offset + share.first * of_head, here.offset, here.num_bytes
 
 
-def _sections(layout: KVLayout) -> Iterator[Section]:
-    for layer in layout.parts[0].sections:
+def _sections(part: PartLayout) -> Iterator[Section]:
+    for layer in part.sections:
         yield from chain(layer.k, layer.v)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Blocks = tuple[int, ...]  # of the engine, those of one record in order
+Blocks = tuple[int, ...]  # of the engine, those of one record in order, or pieces of them
+ABSENT = -1  # a block of a record that stays as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +24,25 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Records to read into these blocks before the forward pass; `ABSENT` blocks stay as they are."""
+    """A part of records to read into these blocks; `ABSENT` blocks stay as they are.
+
+    Before the forward pass, as its requests need them; with `request_id` for one that waits for them.
+    """
 
     key: int
     blocks: tuple[Blocks, ...]
+    part: int = 0
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Records to save after the forward pass, unless one of the loads `after` failed: then they hold garbage."""
+    """A part of records to save after the forward pass, unless one of the loads `after` failed: they hold garbage."""
 
     key: int
     blocks: tuple[Blocks, ...]
     after: tuple[int, ...] = ()
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from rekindle.bridge.codec import ABSENT, Bytes, Codec
-from rekindle.bridge.steps import Blocks, Load, Save, StepPlan, StepReport
+from rekindle.bridge.codec import Bytes, PartCodec
+from rekindle.bridge.steps import ABSENT, Blocks, Load, Save, StepPlan, StepReport
 
 
 class Port(Protocol):
@@ -29,16 +29,18 @@ class Port(Protocol):
 
 
 class Transfers:
-    """The transfers of one worker. In a step it waits at most `patience_s` for room for what it saves.
+    """The transfers of one worker, with a codec for each part of records.
 
-    `load_s` and `save_s`: seconds that steps have spent in them since it was made.
+    In a step it waits at most `patience_s` for room for what it saves. `load_s` and `save_s`: seconds that steps have
+    spent in them since it was made.
     """
 
-    def __init__(self, codec: Codec, patience_s: float) -> None:
-        assert codec.num_records >= 2, "a codec needs two halves"
-        self._codec = codec
+    def __init__(self, codecs: Sequence[PartCodec], patience_s: float) -> None:
+        assert all(len(codec.rows) >= 2 for codec in codecs), "a codec needs two halves"
+        self._codecs = tuple(codecs)
         self._patience_s = patience_s
-        self._half = codec.num_records // 2
+        self._arrived: set[str] = set()
+        self._failed: set[str] = set()
         self._failed_keys: set[int] = set()
         self._failed_blocks: set[int] = set()
         self._loaded: dict[int, int] = {}
@@ -49,13 +51,17 @@ class Transfers:
         self.load_s = self.save_s = 0.0
 
     def load(self, plan: StepPlan, port: Port) -> None:
-        """Read the step's records into its blocks; those that fail are in `take_failed_blocks`."""
+        """Read the step's records into its blocks; what fails is in `take_failed_blocks` or `take_arrived`."""
         begun = time.perf_counter()
         self._failed_keys.difference_update(plan.settled)
         for load in plan.loads:
             count = self._load(load, port)
             self._loaded[load.key] = count
-            if count < len(load.blocks):
+            is_short = count < len(load.blocks)
+            if load.request_id is not None:
+                self._arrived.add(load.request_id)
+                self._failed.update([load.request_id] if is_short else [])
+            elif is_short:
                 self._failed_keys.add(load.key)
                 self._failed_blocks.update(block for blocks in load.blocks[count:] for block in blocks)
         self._failed_blocks.discard(ABSENT)
@@ -78,6 +84,12 @@ class Transfers:
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
+    def take_arrived(self) -> tuple[set[str], set[str]]:
+        """The requests that waited for records that were read since the last call, and those of them that lack some."""
+        arrived, self._arrived = self._arrived, set()
+        failed, self._failed = self._failed, set()
+        return arrived, failed
+
     def take_report(self) -> StepReport:
         """What became of the loads and saves since the last call."""
         report = StepReport(self._loaded, self._saved, frozenset(self._unfit), self._stalled_s)
@@ -86,27 +98,29 @@ class Transfers:
 
     def _load(self, load: Load, port: Port) -> int:
         """Read the records by halves of the buffer, the next one while the last is decoded; return how many."""
-        parts = self._parts(load.blocks)
-        reading = [port.begin_load(load.key, first, self._rows(number, part)) for number, first, part in parts[:2]]
+        codec = self._codecs[load.part]
+        half = len(codec.rows) // 2
+        parts = _halves(load.blocks, half)
+        reading = [port.begin_load(load.key, first, _rows(codec, number, part)) for number, first, part in parts[:2]]
         done, intact = 0, True
         for number, _, part in parts:
             count = reading.pop(0).result()
             if intact:
-                self._codec.decode(part[:count], at=number % 2 * self._half)
+                codec.decode(part[:count], at=number % 2 * half)
                 done += count
                 intact = count == len(part)
             if intact and number + 2 < len(parts):
                 following, first, blocks = parts[number + 2]
-                reading.append(port.begin_load(load.key, first, self._rows(following, blocks)))
+                reading.append(port.begin_load(load.key, first, _rows(codec, following, blocks)))
             if not reading:
                 break
         return done
 
     def _save(self, save: Save, port: Port, deadline: float) -> int:
-        done = 0
-        for _, first, part in self._parts(save.blocks):
-            fit = self._codec.encode(part)
-            taken = port.save(save.key, first, list(self._codec.rows[:fit]), deadline)  # also none: others may wait
+        codec, done = self._codecs[save.part], 0
+        for _, first, part in _halves(save.blocks, len(codec.rows) // 2):
+            fit = codec.encode(part)
+            taken = port.save(save.key, first, list(codec.rows[:fit]), deadline)  # also none: others may wait
             done += taken
             if taken == fit < len(part):
                 self._unfit.add(save.key)
@@ -115,11 +129,14 @@ class Transfers:
                 break
         return done
 
-    def _parts(self, blocks: Sequence[Blocks]) -> list[tuple[int, int, Sequence[Blocks]]]:
-        """Pieces that fit half of the buffer, each with its number and its first record."""
-        starts = range(0, len(blocks), self._half)
-        return [(number, start, blocks[start : start + self._half]) for number, start in enumerate(starts)]
 
-    def _rows(self, number: int, part: Sequence[Blocks]) -> Sequence[Bytes]:
-        at = number % 2 * self._half
-        return list(self._codec.rows[at : at + len(part)])
+def _halves(blocks: Sequence[Blocks], half: int) -> list[tuple[int, int, Sequence[Blocks]]]:
+    """Pieces that fit half of a buffer, each with its number and its first record."""
+    starts = range(0, len(blocks), half)
+    return [(number, start, blocks[start : start + half]) for number, start in enumerate(starts)]
+
+
+def _rows(codec: PartCodec, number: int, part: Sequence[Blocks]) -> Sequence[Bytes]:
+    """The rows of a buffer that the piece with this number is read into."""
+    at = number % 2 * (len(codec.rows) // 2)
+    return list(codec.rows[at : at + len(part)])

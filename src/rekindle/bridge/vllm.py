@@ -7,7 +7,7 @@ vLLM makes one object for its scheduler and one in each worker. The scheduler's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,33 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.logger import init_logger
 
 from rekindle.agent_ids import check_agent_id
-from rekindle.bridge.codec import Codec
+from rekindle.bridge.codec import Codec, PartCodec, alone
 from rekindle.bridge.names import Scope, adapter_digest, model_fingerprint
 from rekindle.bridge.owner import RecordOwner
 from rekindle.bridge.packing import BlockShape, LayerValues, learn
-from rekindle.bridge.planner import EngineRequest, Planner, Reuse, Scheduled
+from rekindle.bridge.planner import Planner
 from rekindle.bridge.ports import OwnerServer, port_to
 from rekindle.bridge.refusals import check_engine
+from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
 from rekindle.bridge.settings import BridgeSettings
 from rekindle.bridge.shares import HeadShare
+from rekindle.bridge.states import StateCodec
 from rekindle.bridge.steps import StepPlan, StepReport
 from rekindle.bridge.transfers import Port, Transfers
-from rekindle.bridge.vllm_config import Geometry, computation, facts, total_heads
+from rekindle.bridge.vllm_config import EngineLayer, Geometry, computation, facts, total_heads
 from rekindle.config import DEFAULT_NAMESPACE
 from rekindle.errors import BadRequest, ModelRefused
 from rekindle.kernels import library
 from rekindle.model.checkpoint import Source
 from rekindle.model.fingerprint import DigestCache
+from rekindle.spec import PartLayout
 
 logger = init_logger("vllm.rekindle")  # below "vllm" its handlers show it
 BUFFER_BYTES = 64 << 20  # of payloads that a worker encodes or decodes at a time
@@ -64,8 +69,9 @@ class RekindleWorkerMetadata(KVConnectorWorkerMetadata):
         return RekindleWorkerMetadata(self.report.merged(other.report))
 
 
-class RekindleConnector(KVConnectorBase_V1):
-    """Keeps the KV of full attention in a store of ours: durable, checked, found by token ids after any restart."""
+class RekindleConnector(KVConnectorBase_V1, SupportsHMA):
+    """Keeps KV, and states of recurrent layers, in a store of ours: durable, checked, found by token ids after any
+    restart."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -89,20 +95,25 @@ class RekindleConnector(KVConnectorBase_V1):
     # The scheduler's side.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens after the computed ones that are on disk; they are loaded in the step that they are scheduled in."""
+        """Tokens after the computed ones that are on disk, and whether the request waits for them.
+
+        Otherwise they are loaded in the step that they are scheduled in.
+        """
         assert self._scheduler is not None
-        known = self._scheduler.engine_request(request)
-        return (0 if known is None else self._scheduler.planner.match(known, num_computed_tokens)), False
+        known, planner = self._scheduler.engine_request(request), self._scheduler.planner
+        num_tokens = 0 if known is None else planner.match(known, num_computed_tokens)
+        return num_tokens, num_tokens > 0 and planner.loads_ahead
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request has blocks for tokens that are loaded."""
         assert self._scheduler is not None
-        self._scheduler.planner.promise(request.request_id, num_external_tokens)
+        self._scheduler.planner.promise(request.request_id, num_external_tokens, blocks.get_block_ids())
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The plan of this step."""
         assert self._scheduler is not None
-        return RekindleMetadata(self._scheduler.planner.plan(_scheduled(scheduler_output)))
+        blocks = scheduler_output.kv_connector_block_state
+        return RekindleMetadata(self._scheduler.planner.plan(_scheduled(scheduler_output), blocks.resolve_block_ids))
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers report of a step."""
@@ -128,6 +139,12 @@ class RekindleConnector(KVConnectorBase_V1):
         )
         return False, {"rekindle": described(reuse)}
 
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As `request_finished`."""
+        return self.request_finished(request, [])
+
     def reset_cache(self) -> bool | None:
         """Use the store no more until the next start: callers reset caches once weights have changed."""
         if self._scheduler is not None:
@@ -146,7 +163,7 @@ class RekindleConnector(KVConnectorBase_V1):
 
     # A worker's side.
 
-    def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Learn how each layer's blocks are laid out."""
         assert self._worker is not None
         self._worker.register(kv_caches, self._kv_cache_config.num_blocks)
@@ -171,6 +188,12 @@ class RekindleConnector(KVConnectorBase_V1):
         """Blocks whose record could not be read; vLLM computes them."""
         assert self._worker is not None
         return self._worker.transfers.take_failed_blocks()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Requests that waited for records, now that these are read; those that lack some are matched again."""
+        assert self._worker is not None
+        arrived, failed = self._worker.transfers.take_arrived()
+        return KVConnectorTransferResults(finished_recving=arrived, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """What became of the step's loads and saves."""
@@ -202,7 +225,7 @@ class _SchedulerSide:
         self.owner = RecordOwner.open(
             geometry.layout, fingerprint, store, model=str(model.model), namespaces=settings.namespaces
         )
-        self.planner = Planner(self.owner, geometry.block_tokens)
+        self.planner = Planner(self.owner, geometry.groups)
         workers, total = parallel.tensor_parallel_size, total_heads(vllm_config)
         shares = [HeadShare.of(total, rank, workers) for rank in range(workers)]
         self._server = OwnerServer(self.owner, shares)  # a single worker may be in another process, too
@@ -267,24 +290,35 @@ class _WorkerSide:
         if self._port is not None:
             self._port.close()
 
-    def register(self, kv_caches: dict[str, Tensor], num_blocks: int) -> None:
-        """Learn the packing of each layer, and make the buffers."""
-        geometry, layout = self._geometry, self._share.layout(self._geometry.layout)
+    def register(self, kv_caches: Mapping[str, Any], num_blocks: int) -> None:
+        """Learn the packing of each layer, and make the buffers of each part."""
         with torch.inference_mode():
-            values = [self._learn(name, kv_caches[name], num_blocks) for name in geometry.specs]
-            device = kv_caches[next(iter(geometry.specs))].device
-            codec = Codec(
-                layout,
-                values,
-                block_tokens=geometry.block_tokens,
-                num_records=max(2, min(256, BUFFER_BYTES // layout.parts[0].payload_bytes)),
-                dtype=geometry.dtype,
-                device=device,
-                kernels=library.load("auto").library if device.type == "cpu" else None,
-            )
-        self.transfers = Transfers(codec, self._settings.patience_ms / 1000)
+            codecs = [self._codec(part, kv_caches, num_blocks) for part in self._geometry.layout.parts]
+        self.transfers = Transfers(codecs, self._settings.patience_ms / 1000)
+
+    def _codec(self, part: PartLayout, kv_caches: Mapping[str, Any], num_blocks: int) -> PartCodec:
+        geometry, layout = self._geometry, self._share.layout(self._geometry.layout)
+        layers = geometry.of_part(part.index)
+        columns = [geometry.groups.columns(layer.group) for layer in layers]
+        payload_bytes = layout.parts[part.index].payload_bytes
+        num_records = max(2, min(256, BUFFER_BYTES // payload_bytes))
+        if part.states:
+            tensors = [self._layers[layer.name].kv_cache for layer in layers]  # of which vLLM gives us bytes alone
+            return StateCodec(layout, tensors, columns, num_records=num_records, device=tensors[0][0].device)
+        values = [self._learn(layer, kv_caches[layer.name], num_blocks) for layer in layers]
         strided = all(each.k.is_strided and each.v.is_strided for each in values)
-        logger.info("blocks hold keys and values %s", "in strides" if strided else "in an order of their own (slower)")
+        form = "in strides" if strided else "in an order of their own (slower)"
+        logger.info("blocks of the part %s hold keys and values %s", part.name, form)
+        device = kv_caches[layers[0].name].device
+        return Codec(
+            alone(layout, layout.parts[part.index]),
+            values,
+            columns,
+            num_records=num_records,
+            dtype=geometry.dtype,
+            device=device,
+            kernels=library.load("auto").library if device.type == "cpu" else None,
+        )
 
     def load(self, plan: StepPlan) -> None:
         if plan.loads:
@@ -302,17 +336,18 @@ class _WorkerSide:
             self._port = port_to(plan.owner, self._share)
         return self._port
 
-    def _learn(self, name: str, cache: Tensor, num_blocks: int) -> LayerValues:
+    def _learn(self, layer: EngineLayer, cache: Tensor, num_blocks: int) -> LayerValues:
         """Ask a layer's own operator; the first block is vLLM's null block, which no request has."""
-        layer, spec = self._layers[name], self._geometry.specs[name]
-        tokens = self._geometry.block_tokens
+        module, spec, groups = self._layers[layer.name], layer.spec, self._geometry.groups
+        tokens = groups.block_tokens(layer.group)
 
         def write(k: Tensor, v: Tensor, block: int) -> None:
             slots = torch.arange(block * tokens, (block + 1) * tokens, device=cache.device)
-            layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+            module.impl.do_kv_cache_update(module, k, v, cache, slots)
 
         grouped = cache if len(cache) == num_blocks else cache.unflatten(0, (num_blocks, -1))
-        return learn(grouped, BlockShape(tokens, spec.num_kv_heads, spec.head_size, spec.head_size_v), write)
+        shape = BlockShape(tokens, spec.num_kv_heads, spec.head_size, spec.head_size_v)
+        return learn(grouped, shape, write, pieces=groups.pieces_per_block(layer.group))
 
 
 def _agent(given: object) -> str | None:
@@ -329,14 +364,12 @@ def _agent(given: object) -> str | None:
 def _scheduled(output: Any) -> list[Scheduled]:
     """The requests of a step."""
     tokens, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
-    tables = getattr(output, "block_table_updates", None) or {}  # of 0.31
+    states = output.kv_connector_block_state.boundary_state_offloads
     step = [
-        Scheduled(new.req_id, new.num_computed_tokens, tokens[new.req_id], new.block_ids[0], replaces=True)
+        Scheduled(new.req_id, new.num_computed_tokens, tokens[new.req_id], True, states.get(new.req_id, ()))
         for new in output.scheduled_new_reqs
     ]
-    for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-        table = tables.get(name)
-        replaces = name in cached.resumed_req_ids or table is not None
-        given: Sequence[int] = table[0] if table is not None else blocks[0] if blocks else ()
-        step.append(Scheduled(name, computed, tokens[name], given, replaces))
+    for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        begins = name in cached.resumed_req_ids
+        step.append(Scheduled(name, computed, tokens[name], begins, states.get(name, ())))
     return step

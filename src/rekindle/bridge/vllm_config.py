@@ -5,45 +5,92 @@ Reads objects of vLLM by their attributes and imports nothing of it. All heads a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rekindle.bridge.names import Computation, HeadShape, record_layout
+from rekindle.bridge.groups import Group, Groups
+from rekindle.bridge.names import Computation, HeadShape, StateShape, record_layout
 from rekindle.bridge.refusals import EngineFacts
 from rekindle.bridge.settings import BridgeSettings
 from rekindle.errors import ModelRefused
-from rekindle.spec import KVLayout
+from rekindle.spec import STATE_WINDOW, KVLayout
+
+GROUP_KINDS = {"FullAttentionSpec": "full", "SlidingWindowSpec": "window", "MambaSpec": "state"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLayer:
+    """A layer of the engine: its name, what its KV or its state is, and the number of its KV cache group."""
+
+    name: str
+    spec: Any
+    group: int
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that the engine keeps of it, `STATE_WINDOW` for a state; None: all."""
+        kind = kind_of(self.spec)
+        return STATE_WINDOW if kind == "state" else int(self.spec.sliding_window) if kind == "window" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Layers of the engine in order, by name, and the layout of records of all their heads."""
+    """Layers of the engine in order, its KV cache groups, and the layout of records of all heads."""
 
-    specs: dict[str, Any]
-    block_tokens: int
+    layers: tuple[EngineLayer, ...]
+    groups: Groups
     dtype: torch.dtype
     layout: KVLayout
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any, settings: BridgeSettings) -> Geometry:
         """What vLLM's two configs say; ModelRefused where layers differ in what records cannot have."""
-        specs = specs_of(kv_cache_config)
-        workers, total = vllm_config.parallel_config.tensor_parallel_size, total_heads(vllm_config)
-        shapes = []
-        for name, spec in specs.items():
-            if spec.num_kv_heads != max(1, total // workers):
-                raise ModelRefused(f"layer {name} has other K/V heads than the model says: it cannot be stored")
-            shapes.append(HeadShape(total, spec.head_size, spec.head_size_v))
-        sizes, dtypes = {spec.block_size for spec in specs.values()}, {spec.dtype for spec in specs.values()}
-        if len(sizes) != 1 or len(dtypes) != 1:
-            raise ModelRefused(
-                f"layers keep KV in blocks of {sizes} tokens and in {dtypes}, and may not differ in these"
-            )
-        block_tokens, dtype = sizes.pop(), dtypes.pop()
-        layout = record_layout(shapes, dtype, settings.format, settings.record_tokens(block_tokens))
-        return cls(specs, block_tokens, dtype, layout)
+        layers = layers_of(kv_cache_config)
+        attending = [layer.spec for layer in layers if layer.window != STATE_WINDOW]
+        dtypes = {spec.dtype for spec in attending}
+        if len(dtypes) != 1:
+            raise ModelRefused(f"layers keep KV in {dtypes}, and may not differ in this")
+        dtype = dtypes.pop()
+        sizes = [_block_tokens(layers, number) for number in range(len(kv_cache_config.kv_cache_groups))]
+        states = {layer.group for layer in layers if layer.window == STATE_WINDOW}
+        record_tokens = settings.record_tokens(
+            [size for number, size in enumerate(sizes) if number not in states], [sizes[number] for number in states]
+        )
+        shapes = [_shape(layer, vllm_config) for layer in layers]
+        layout = record_layout(shapes, dtype, settings.format, record_tokens)
+        parts = {part.window: part.index for part in layout.parts}
+        windows = [next(layer.window for layer in layers if layer.group == number) for number in range(len(sizes))]
+        groups = [Group(parts[window], size, window) for window, size in zip(windows, sizes, strict=True)]
+        return cls(layers, Groups(groups, record_tokens), dtype, layout)
+
+    def of_part(self, part: int) -> list[EngineLayer]:
+        """The layers whose KV or states a part of a record holds, in the layout's order."""
+        window = self.layout.parts[part].window
+        return [layer for layer in self.layers if layer.window == window]
+
+
+def _shape(layer: EngineLayer, vllm_config: Any) -> HeadShape | StateShape:
+    spec, workers = layer.spec, vllm_config.parallel_config.tensor_parallel_size
+    if layer.window == STATE_WINDOW:
+        return StateShape(tuple(zip((tuple(shape) for shape in spec.shapes), spec.dtypes, strict=True)))
+    total = int(spec.num_kv_heads) if workers == 1 else total_heads(vllm_config)
+    if spec.num_kv_heads != max(1, total // workers):
+        raise ModelRefused(
+            f"layer {layer.name} has other K/V heads than the model says, which several workers cannot share here: set "
+            "--tensor-parallel-size 1"
+        )
+    return HeadShape(total, spec.head_size, spec.head_size_v, layer.window)
+
+
+def _block_tokens(layers: Sequence[EngineLayer], group: int) -> int:
+    sizes = {int(layer.spec.block_size) for layer in layers if layer.group == group}
+    windows = {layer.window for layer in layers if layer.group == group}
+    if len(sizes) != 1 or len(windows) != 1:
+        raise ModelRefused(f"layers of one KV cache group have blocks of {sizes} tokens and windows of {windows}")
+    return sizes.pop()
 
 
 def facts(vllm_config: Any, kv_cache_config: Any, settings: BridgeSettings) -> EngineFacts:
@@ -61,30 +108,32 @@ def facts(vllm_config: Any, kv_cache_config: Any, settings: BridgeSettings) -> E
         has_own_directory="{dp_rank}" in settings.dir,
         drafts=None if speculation is None else str(speculation.method),
         load_format=str(vllm_config.load_config.load_format),
+        tensor_parallel=parallel.tensor_parallel_size,
+        keeps_states=str(vllm_config.cache_config.mamba_cache_mode) == "align",
     )
 
 
 def kind_of(spec: Any) -> str:
-    """What a KV cache group is: "full" for full attention that is kept, else in vLLM's words."""
+    """What a KV cache group is: full attention that is kept, a window or a recurrent state, else in vLLM's words."""
     if hasattr(spec, "kv_cache_specs"):
         kinds = {kind_of(one) for one in spec.kv_cache_specs.values()}
         return kinds.pop() if len(kinds) == 1 else " and ".join(sorted(kinds))
     name = type(spec).__name__
-    if name != "FullAttentionSpec":
-        return name.removesuffix("Spec")
-    if spec.sliding_window is not None:
-        return f"window of {spec.sliding_window} tokens"
-    return "full" if spec.attention_chunk_size is None else f"chunks of {spec.attention_chunk_size} tokens"
+    if name == "FullAttentionSpec" and spec.sliding_window is not None:
+        return f"window of {spec.sliding_window} tokens among full attention"
+    if name == "FullAttentionSpec" and spec.attention_chunk_size is not None:
+        return f"chunks of {spec.attention_chunk_size} tokens"
+    return GROUP_KINDS.get(name, name.removesuffix("Spec"))
 
 
-def specs_of(kv_cache_config: Any) -> dict[str, Any]:
-    """Layer name -> what its KV is, in the order of the layers."""
-    found: dict[str, Any] = {}
-    for group in kv_cache_config.kv_cache_groups:
+def layers_of(kv_cache_config: Any) -> tuple[EngineLayer, ...]:
+    """The layers of all groups, in the order of the numbers in their names."""
+    found = []
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group.kv_cache_spec
         each = spec.kv_cache_specs if hasattr(spec, "kv_cache_specs") else dict.fromkeys(group.layer_names, spec)
-        found |= each
-    return dict(sorted(found.items(), key=lambda item: _numbered(item[0])))
+        found += [EngineLayer(name, own, number) for name, own in each.items()]
+    return tuple(sorted(found, key=lambda layer: _numbered(layer.name)))
 
 
 def _numbered(name: str) -> list[tuple[bool, int, str]]:
