@@ -26,11 +26,13 @@ class Stores:
         self.directory = directory
         self.opened: list[RecordOwner] = []
 
-    def open(self, record_format: RecordFormat = "native", staging_bytes: int = 1 << 24) -> RecordOwner:
+    def open(
+        self, record_format: RecordFormat = "native", staging_bytes: int = 1 << 24, readers: int = 2
+    ) -> RecordOwner:
         for owner in self.opened:
             owner.close()
         layout = record_layout((SHAPE,) * LAYERS, torch.bfloat16, record_format, RECORD)
-        settings = StoreSettings(dir=self.directory, staging_bytes=staging_bytes, disk_bytes=1 << 30)
+        settings = StoreSettings(dir=self.directory, staging_bytes=staging_bytes, disk_bytes=1 << 30, readers=readers)
         self.opened.append(RecordOwner.open(layout, MODEL, settings))
         return self.opened[-1]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from rekindle.bridge.names import Scope
 from rekindle.bridge.planner import Planner
 from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
 from rekindle.bridge.steps import StepReport
-from tests.bridge.engine import Request, StubEngine, reply_of
+from tests.bridge.engine import Request, StubEngine, expected_rows, reply_of
 from tests.bridge.stored import RECORD, Stores, check_records, damage, prompt, records_of
 
 
@@ -128,6 +129,22 @@ def test_a_damaged_record_is_computed_again_and_saved_again(stores: Stores, bad:
     assert owner.stats().bad_records == 1 and owner.stats().blocks_written == 1
     again = StubEngine(stores.open())
     assert again.serve("c", ids, 5) == reply and again.reuse["c"] == Reuse(300, 0, 256, 0)
+
+
+@pytest.mark.parametrize("bad", [0, 2, 5, None])
+def test_a_load_that_several_threads_read_ends_at_its_first_bad_record(stores: Stores, bad: int | None) -> None:
+    ids = prompt(400)
+    StubEngine(stores.open()).serve("a", ids)
+    owner = stores.open(readers=4)
+    blocks = records_of(owner, ids)
+    if bad is not None:
+        damage(stores.directory, blocks[bad])
+    rows = [np.zeros(owner.layout.parts[0].payload_bytes, dtype=np.uint8) for _ in blocks]
+    good = owner.begin_load(owner.plan_load(blocks), 0, rows).result(10)
+    assert good == (len(blocks) if bad is None else bad) and len(blocks) == 6
+    for number, row in enumerate(rows[:good]):
+        assert np.array_equal(row, expected_rows(owner.layout, ids[: (number + 1) * RECORD]))
+    assert owner.begin_load(owner.plan_load([]), 0, []).result(0) == 0
 
 
 def test_nothing_is_saved_that_was_computed_after_a_failed_load(stores: Stores) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -118,16 +119,15 @@ class RecordOwner:
     def begin_load(self, key: int, first: int, rows: Sequence[Bytes]) -> Future[int]:
         """Read records of a key from the `first` on into `rows` [payload_bytes]; the result: how many were intact.
 
-        The rows may not be read or changed before.
+        The rows may not be read or changed before. All readers of the store take part.
         """
-        done: Future[int] = Future()
         wanted = self._loads[key][first : first + len(rows)]
-
-        def deliver(number: int, part: int, payload: Bytes) -> None:
-            rows[number][:] = payload
-
-        self.store.load(wanted, deliver, done.set_result)
-        return done
+        size = max(1, -(-len(wanted) // len(self.store.readers.workers)))
+        runs = [slice(at, min(at + size, len(wanted))) for at in range(0, len(wanted), size)]
+        gathered = _Gathered([run.stop - run.start for run in runs])
+        for number, run in enumerate(runs):
+            self.store.load(wanted[run], partial(_deliver, rows[run]), partial(gathered.put, number))
+        return gathered.count
 
     def save(self, key: int, first: int, rows: Sequence[Bytes], deadline: float) -> int:
         """Queue payloads of a key's records from the `first` on for saving; return how many were taken.
@@ -180,6 +180,32 @@ class RecordOwner:
     def close(self) -> None:
         """Save what is queued and release the directory. Closing twice is safe."""
         self.store.close()
+
+
+class _Gathered:
+    """How many leading records of several runs of these sizes are intact, once all runs are read. Any thread."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._good: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self.count: Future[int] = Future()
+        if not sizes:
+            self.count.set_result(0)
+
+    def put(self, run: int, num_good: int) -> None:
+        """A run is read."""
+        with self._lock:
+            self._good[run] = num_good
+            is_last = len(self._good) == len(self._sizes)
+        if is_last:
+            good = [self._good[number] for number in range(len(self._sizes))]
+            short = next((number for number, size in enumerate(self._sizes) if good[number] < size), len(good))
+            self.count.set_result(sum(good[: short + 1]))
+
+
+def _deliver(rows: Sequence[Bytes], number: int, part: int, payload: Bytes) -> None:
+    rows[number][:] = payload
 
 
 def _filler(row: Bytes) -> Callable[[int, Bytes], object]:

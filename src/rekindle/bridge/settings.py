@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from rekindle.keywords import did_you_mean
 MiB = 1 << 20
 RECORD_TOKENS = 64
 LEAST_TOKENS = 16
+MOST_READERS = 8  # by default; each reads, checks and copies about 1 GB/s
 PLACE = "kv_connector_extra_config"
 
 
@@ -24,6 +26,7 @@ class BridgeSettings:
 
     `dir`: directory of the store; `{dp_rank}` in it stands for the number of a data-parallel engine. `format`: native
     keeps the engine's bits, q4h 4 bits of them. `disk`, `staging`: sizes as `20GiB` (None: as our own engine's).
+    `readers`: threads that read (None: half of the cores, 2 to 8).
     `block_tokens`: of a record (None: 64, the engine's blocks if they are larger, less if it keeps states more often).
     `patience_ms`: how long a step waits for a disk that cannot keep up before what is left is saved in a later one.
     `namespaces`: those whose agents a rebuild of a damaged index finds again. `model`: the model's directory (None: the
@@ -34,7 +37,7 @@ class BridgeSettings:
     format: RecordFormat = "native"
     disk: int | str | None = None
     staging: int | str = 512 * MiB
-    readers: int = 2
+    readers: int | None = None
     block_tokens: int | None = None
     patience_ms: int = 50
     namespaces: tuple[str, ...] = (DEFAULT_NAMESPACE,)
@@ -66,7 +69,7 @@ class BridgeSettings:
             dir=Path(self.dir.replace("{dp_rank}", str(dp_rank))).expanduser(),
             disk_bytes=None if self.disk is None else parse_size(self.disk),
             staging_bytes=parse_size(self.staging),
-            readers=self.readers,
+            readers=self.readers or min(MOST_READERS, max(2, (os.cpu_count() or 2) // 2)),
         )
 
     def record_tokens(self, blocks: Sequence[int], states: Sequence[int] = ()) -> int:

@@ -48,6 +48,7 @@ from rekindle.spec import PartLayout
 
 logger = init_logger("vllm.rekindle")  # below "vllm" its handlers show it
 BUFFER_BYTES = 64 << 20  # of payloads that a worker encodes or decodes at a time
+DEVICE_BUFFER_BYTES = 256 << 20  # on a device, where each piece costs launches, and more of it are read at once
 DIGESTS = "digests.json"  # in the store's directory, as our own engine's
 
 
@@ -300,16 +301,16 @@ class _WorkerSide:
         geometry, layout = self._geometry, self._share.layout(self._geometry.layout)
         layers = geometry.of_part(part.index)
         columns = [geometry.groups.columns(layer.group) for layer in layers]
-        payload_bytes = layout.parts[part.index].payload_bytes
-        num_records = max(2, min(256, BUFFER_BYTES // payload_bytes))
+        device = kv_caches[layers[0].name].device
+        buffer_bytes = BUFFER_BYTES if device.type == "cpu" else DEVICE_BUFFER_BYTES
+        num_records = max(2, min(256, buffer_bytes // layout.parts[part.index].payload_bytes))
         if part.states:
             tensors = [self._layers[layer.name].kv_cache for layer in layers]  # of which vLLM gives us bytes alone
-            return StateCodec(layout, tensors, columns, num_records=num_records, device=tensors[0][0].device)
+            return StateCodec(layout, tensors, columns, num_records=num_records, device=device)
         values = [self._learn(layer, kv_caches[layer.name], num_blocks) for layer in layers]
         strided = all(each.k.is_strided and each.v.is_strided for each in values)
         form = "in strides" if strided else "in an order of their own (slower)"
         logger.info("blocks of the part %s hold keys and values %s", part.name, form)
-        device = kv_caches[layers[0].name].device
         return Codec(
             alone(layout, layout.parts[part.index]),
             values,
