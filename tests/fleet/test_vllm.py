@@ -114,9 +114,9 @@ def test_an_engine_that_cannot_be_stored_does_not_start(tmp_path: Path) -> None:
 def test_kinds_of_groups_go_by_vllms_own_classes() -> None:
     attention = {"block_size": 64, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
     assert kind_of(FullAttentionSpec(**attention)) == "full"
-    assert kind_of(FullAttentionSpec(**attention, sliding_window=128)) == "window of 128 tokens"
+    assert kind_of(FullAttentionSpec(**attention, sliding_window=128)) == "window of 128 tokens among full attention"
     assert kind_of(FullAttentionSpec(**attention, attention_chunk_size=256)) == "chunks of 256 tokens"
-    assert kind_of(SlidingWindowSpec(**attention, sliding_window=128)) == "SlidingWindow"
+    assert kind_of(SlidingWindowSpec(**attention, sliding_window=128)) == "window"
     assert kind_of(MLAAttentionSpec(**attention)) == "MLAAttention"
     state = MambaSpec(block_size=64, shapes=((2, 2),), dtypes=(torch.float32,))
-    assert kind_of(state) == "Mamba"
+    assert kind_of(state) == "state"
