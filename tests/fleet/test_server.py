@@ -29,6 +29,15 @@ def saved_blocks(directory: Path) -> int:
     return sum(store.num_blocks for store in list_stores(directory) if store.num_agents)
 
 
+def figure(port: int, name: str) -> float:
+    """What /metrics says; AssertionError if it has no such figure."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"rekindle_connector_{name}{{")]
+    assert 'model_name="pocket"' in line
+    return float(line.rsplit(" ", 1)[1])
+
+
 def test_a_killed_server_continues_from_disk(tmp_path: Path) -> None:
     ids = list(range(300, 700))
     with server(tmp_path) as port:
@@ -39,3 +48,5 @@ def test_a_killed_server_continues_from_disk(tmp_path: Path) -> None:
     with server(tmp_path) as port:
         warm, reuse = asked(port, ids)
         assert warm == cold and reuse["loaded_tokens"] == reuse["reused_tokens"] == 384
+        until(lambda: figure(port, "loaded_tokens_total") == 384, "the figures of the last step")
+        assert figure(port, "requests_total") == 1 and figure(port, "records") == 6

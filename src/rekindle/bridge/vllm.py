@@ -1,4 +1,4 @@
-"""The KV connector of vLLM: its hooks, in the words of `Planner` and `Transfers`. The one module that imports vLLM.
+"""The KV connector of vLLM: its hooks, in the words of `Planner` and `Transfers`.
 
 vLLM makes one object for its scheduler and one in each worker. The scheduler's opens the store. Name it in
 `--kv-transfer-config` as `RekindleConnector` of `rekindle.bridge.vllm`; docs/vllm.md has the rest. Tested with vLLM
@@ -7,12 +7,11 @@ vLLM makes one object for its scheduler and one in each worker. The scheduler's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -22,33 +21,30 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
 from rekindle.agent_ids import check_agent_id
-from rekindle.bridge.codec import Codec, PartCodec, alone
+from rekindle.bridge.figures import Figures
 from rekindle.bridge.names import Scope, adapter_digest, model_fingerprint
 from rekindle.bridge.owner import RecordOwner
-from rekindle.bridge.packing import BlockShape, LayerValues, learn
 from rekindle.bridge.planner import Planner
-from rekindle.bridge.ports import OwnerServer, port_to
+from rekindle.bridge.ports import OwnerServer
 from rekindle.bridge.refusals import check_engine
 from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
 from rekindle.bridge.settings import BridgeSettings
 from rekindle.bridge.shares import HeadShare
-from rekindle.bridge.states import StateCodec
 from rekindle.bridge.steps import StepPlan, StepReport
-from rekindle.bridge.transfers import Port, Transfers
-from rekindle.bridge.vllm_config import EngineLayer, Geometry, computation, facts, total_heads
+from rekindle.bridge.transfers import Transfers
+from rekindle.bridge.vllm_config import Geometry, computation, facts, total_heads
+from rekindle.bridge.vllm_metrics import RekindleMetrics, RekindleStats
+from rekindle.bridge.vllm_worker import EngineWorker
 from rekindle.config import DEFAULT_NAMESPACE
 from rekindle.errors import BadRequest, ModelRefused
-from rekindle.kernels import library
 from rekindle.model.checkpoint import Source
 from rekindle.model.fingerprint import DigestCache
-from rekindle.spec import PartLayout
 
 logger = init_logger("vllm.rekindle")  # below "vllm" its handlers show it
-BUFFER_BYTES = 64 << 20  # of payloads that a worker encodes or decodes at a time
-DEVICE_BUFFER_BYTES = 256 << 20  # on a device, where each piece costs launches, and more of it are read at once
 DIGESTS = "digests.json"  # in the store's directory, as our own engine's
 
 
@@ -80,7 +76,7 @@ class RekindleConnector(KVConnectorBase_V1, SupportsHMA):
         check_engine(facts(vllm_config, kv_cache_config, settings))
         geometry = Geometry.of(vllm_config, kv_cache_config, settings)
         self._scheduler = _SchedulerSide(vllm_config, settings, geometry) if role is KVConnectorRole.SCHEDULER else None
-        self._worker = _WorkerSide(vllm_config, settings, geometry) if role is KVConnectorRole.WORKER else None
+        self._worker = EngineWorker(vllm_config, settings, geometry) if role is KVConnectorRole.WORKER else None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -129,6 +125,7 @@ class RekindleConnector(KVConnectorBase_V1, SupportsHMA):
         reuse = self._scheduler.planner.finish(request.request_id)
         if reuse is None:
             return False, None
+        self._scheduler.figures.finished(reuse)
         logger.info(
             "%s: reused %d of %d tokens (%d hot, %d from disk)%s",
             request.request_id,
@@ -145,6 +142,27 @@ class RekindleConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """As `request_finished`."""
         return self.request_finished(request, [])
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What was added to our figures; those of a worker are its scheduler's."""
+        found = {} if self._scheduler is None else self._scheduler.figures.take()
+        return RekindleStats(found) if found else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """Figures that came from another process."""
+        return RekindleStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Mapping[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: Mapping[int, Sequence[object]],
+    ) -> KVConnectorPromMetrics | None:
+        """Our metrics among vLLM's."""
+        return RekindleMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def reset_cache(self) -> bool | None:
         """Use the store no more until the next start: callers reset caches once weights have changed."""
@@ -227,6 +245,7 @@ class _SchedulerSide:
             geometry.layout, fingerprint, store, model=str(model.model), namespaces=settings.namespaces
         )
         self.planner = Planner(self.owner, geometry.groups)
+        self.figures = Figures(self.owner)
         workers, total = parallel.tensor_parallel_size, total_heads(vllm_config)
         shares = [HeadShare.of(total, rank, workers) for rank in range(workers)]
         self._server = OwnerServer(self.owner, shares)  # a single worker may be in another process, too
@@ -272,83 +291,6 @@ class _SchedulerSide:
                 logger.warning("KV of requests with this adapter is not kept: %s", error)
                 self._adapters[path] = None
         return self._adapters[path]
-
-
-class _WorkerSide:
-    """The heads of one worker."""
-
-    def __init__(self, vllm_config: Any, settings: BridgeSettings, geometry: Geometry) -> None:
-        parallel = vllm_config.parallel_config
-        workers = parallel.tensor_parallel_size
-        self._share = HeadShare.of(total_heads(vllm_config), parallel.rank % workers, workers)
-        self._layers = vllm_config.compilation_config.static_forward_context
-        self._geometry, self._settings = geometry, settings
-        self._port: Port | None = None
-        self.transfers: Transfers
-
-    def close(self) -> None:
-        """End the connection to the owner of the store."""
-        if self._port is not None:
-            self._port.close()
-
-    def register(self, kv_caches: Mapping[str, Any], num_blocks: int) -> None:
-        """Learn the packing of each layer, and make the buffers of each part."""
-        with torch.inference_mode():
-            codecs = [self._codec(part, kv_caches, num_blocks) for part in self._geometry.layout.parts]
-        self.transfers = Transfers(codecs, self._settings.patience_ms / 1000)
-
-    def _codec(self, part: PartLayout, kv_caches: Mapping[str, Any], num_blocks: int) -> PartCodec:
-        geometry, layout = self._geometry, self._share.layout(self._geometry.layout)
-        layers = geometry.of_part(part.index)
-        columns = [geometry.groups.columns(layer.group) for layer in layers]
-        device = kv_caches[layers[0].name].device
-        buffer_bytes = BUFFER_BYTES if device.type == "cpu" else DEVICE_BUFFER_BYTES
-        num_records = max(2, min(256, buffer_bytes // layout.parts[part.index].payload_bytes))
-        if part.states:
-            tensors = [self._layers[layer.name].kv_cache for layer in layers]  # of which vLLM gives us bytes alone
-            return StateCodec(layout, tensors, columns, num_records=num_records, device=device)
-        values = [self._learn(layer, kv_caches[layer.name], num_blocks) for layer in layers]
-        strided = all(each.k.is_strided and each.v.is_strided for each in values)
-        form = "in strides" if strided else "in an order of their own (slower)"
-        logger.info("blocks of the part %s hold keys and values %s", part.name, form)
-        return Codec(
-            alone(layout, layout.parts[part.index]),
-            values,
-            columns,
-            num_records=num_records,
-            dtype=geometry.dtype,
-            device=device,
-            kernels=library.load("auto").library if device.type == "cpu" else None,
-        )
-
-    def load(self, plan: StepPlan) -> None:
-        if plan.loads:
-            with torch.inference_mode():
-                self.transfers.load(plan, self._way(plan))
-
-    def save(self, plan: StepPlan) -> None:
-        if plan.saves:
-            with torch.inference_mode():
-                self.transfers.save(plan, self._way(plan))
-
-    def _way(self, plan: StepPlan) -> Port:
-        """The way to the owner of the store, whose process there may not be when workers are made."""
-        if self._port is None:
-            self._port = port_to(plan.owner, self._share)
-        return self._port
-
-    def _learn(self, layer: EngineLayer, cache: Tensor, num_blocks: int) -> LayerValues:
-        """Ask a layer's own operator; the first block is vLLM's null block, which no request has."""
-        module, spec, groups = self._layers[layer.name], layer.spec, self._geometry.groups
-        tokens = groups.block_tokens(layer.group)
-
-        def write(k: Tensor, v: Tensor, block: int) -> None:
-            slots = torch.arange(block * tokens, (block + 1) * tokens, device=cache.device)
-            module.impl.do_kv_cache_update(module, k, v, cache, slots)
-
-        grouped = cache if len(cache) == num_blocks else cache.unflatten(0, (num_blocks, -1))
-        shape = BlockShape(tokens, spec.num_kv_heads, spec.head_size, spec.head_size_v)
-        return learn(grouped, shape, write, pieces=groups.pieces_per_block(layer.group))
 
 
 def _agent(given: object) -> str | None:
