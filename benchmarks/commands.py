@@ -266,7 +266,7 @@ def bench_tier(
     seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
-    """First tokens of prompts that another replica computed: no object tier, a healthy one, one that never answers."""
+    """First tokens of prompts that another replica computed: no object tier, a healthy, a silent, a trickling one."""
     from benchmarks.tier.silence import SilenceBench, run_silence
 
     need_reuse(settings)

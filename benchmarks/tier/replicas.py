@@ -17,7 +17,7 @@ EXPORT_S = 600.0
 
 
 @contextmanager
-def replica(flags: Mapping[str, Any], directory: Path, slot: int, tier: Path | None) -> Iterator[Engine]:
+def replica(flags: Mapping[str, Any], directory: Path, slot: int, tier: Path | str | None) -> Iterator[Engine]:
     """Run an engine in a slot of the store in `directory`."""
     own = {**flags, "store": str(directory / "store"), "slot": str(slot), "secret": SECRET, "anticipate": "off"}
     with Engine(Settings.load(own if tier is None else {**own, "tier": str(tier)})) as engine:

@@ -13,7 +13,8 @@ import pytest
 from rekindle import Engine
 from rekindle.errors import StoreError
 from rekindle.tier.heads import AgentHead, decode_head
-from rekindle.tier.imports import Wanted
+from rekindle.tier.imports import MISSES, Wanted
+from rekindle.tier.maintenance import LEASE
 from rekindle.tier.sealing import Sealer
 from rekindle.tier.tier import ObjectTier
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
@@ -126,28 +127,35 @@ def silent(paths: Sequence[Path]) -> Iterator[None]:
             path.unlink()
 
 
-def named(engine: Engine) -> tuple[ObjectTier, list[Wanted]]:
-    """The tier of an engine, and the blocks that ada's head names."""
+def named(engine: Engine, replicas: Replicas) -> tuple[ObjectTier, list[Wanted]]:
+    """The tier of an engine, which is not being measured, and the blocks that ada's head names."""
     tier = engine.components.tier
     assert tier is not None
+    until(lambda: any(replicas.tier.glob(f"*/{LEASE}")))
     head = tier.imports.head("default", "ada", compute_s=100.0)
     assert head is not None
     return tier, [Wanted(block, (0,)) for block in head.branches[0].blocks(16)]
+
+
+def evenly(wanted: Sequence[Wanted], compute_s: float) -> Callable[[int], float]:
+    """How long computing the rest takes after so many tokens, if each token takes as long as any other."""
+    num_tokens = sum(each.identity.num_tokens for each in wanted)
+    return lambda num_come: compute_s * (1 - num_come / num_tokens)
 
 
 def test_nothing_is_asked_for_where_computing_is_faster(replicas: Replicas) -> None:
     one = replicas.start("one", tier_wait_s=0.0)
     ask(one, history())
     exported(one)
-    tier, wanted = named(one)
+    tier, wanted = named(one, replicas)
     tier.pace.latency_s = 1.0
-    assert tier.imports.head("default", "ada", compute_s=15.0) is None, "an answer takes more than a sixteenth"
-    assert tier.imports.head("default", "ada", compute_s=17.0) is not None
+    assert tier.imports.head("default", "ada", compute_s=23.0) is None, "no time for two answers in a twelfth"
+    assert tier.imports.head("default", "ada", compute_s=25.0) is not None
     tier.pace.latency_s = 1.0
-    assert not list(tier.imports.blocks(wanted, compute_s=0.9)), "computing takes less time than one answer"
-    assert len(list(tier.imports.blocks(wanted, compute_s=2.0))) == len(wanted)
+    assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 11.0))), "an answer takes more than a twelfth"
+    assert len(list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 13.0)))) == len(wanted)
     tier.pace.bytes_per_s = 1.0
-    assert not list(tier.imports.blocks(wanted, compute_s=2.0)), "so many bytes take longer"
+    assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 20.0))), "so many bytes take longer"
     assert tier.breaker.reason is None
 
 
@@ -155,20 +163,40 @@ def test_a_request_waits_for_head_and_blocks_together(replicas: Replicas) -> Non
     one = replicas.start("one", tier_wait_s=0.0)
     ask(one, history())
     exported(one)
-    tier, wanted = named(one)
+    tier, wanted = named(one, replicas)
+    tier.pace.latency_s = 0.01
     with silent(replicas.objects("blocks")):
-        assert not list(tier.imports.blocks(wanted, compute_s=16.0, waited_s=0.75))
+        assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 16.0), waited_s=0.75))
         assert tier.breaker.reason == "no answer within 0.25 s", "a sixteenth of computing, less what was waited before"
 
 
-def test_what_comes_too_slowly_is_given_up_when_computing_would_be_done(replicas: Replicas) -> None:
+def test_a_request_with_little_time_keeps_no_other_from_asking(replicas: Replicas) -> None:
     one = replicas.start("one", tier_wait_s=0.0)
     ask(one, history())
     exported(one)
-    tier, wanted = named(one)
+    tier, wanted = named(one, replicas)
+    tier.pace.latency_s = 0.001
+    with silent(replicas.objects("blocks")):
+        for num in range(1, MISSES + 1):
+            assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 0.1)))
+            assert figures(one)["failures"] == num
+            tier.pace.latency_s = 0.001
+        assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 0.1)))
+        assert figures(one)["failures"] == MISSES, "so often in a row, and blocks are left alone for a while"
+    assert tier.breaker.reason is None, "heads are asked for, and exports go on"
+    assert tier.imports.head("default", "ada", compute_s=100.0) is not None
+
+
+def test_what_trickles_is_given_up_and_what_has_come_is_used(replicas: Replicas) -> None:
+    one = replicas.start("one", tier_wait_s=0.0)
+    ask(one, history())
+    exported(one)
+    tier, wanted = named(one, replicas)
     paths = {path.name: path for path in replicas.objects("blocks")}
-    tier.pace.latency_s, tier.pace.bytes_per_s = 0.1, 1e9
-    with silent([paths[f"{wanted[-1].identity.hash.hex()}.0"]]):
-        for _ in tier.imports.blocks(wanted, compute_s=0.5):
-            time.sleep(0.5 / (len(wanted) - 2))
-        assert tier.breaker.reason == "no answer within 0 s"
+    tier.pace.latency_s, bytes_per_s = 0.001, tier.pace.bytes_per_s
+    with silent([paths[f"{each.identity.hash.hex()}.0"] for each in wanted[5:]]):
+        got = list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 2.0), num_named=len(wanted)))
+    assert [each.identity for each in got] == [each.identity for each in wanted[:5]]
+    assert figures(one)["slow_imports"] == 1 and figures(one)["failures"] == 0
+    assert tier.breaker.reason is None, "it does answer"
+    assert tier.pace.bytes_per_s < bytes_per_s, "the next request expects less of it"

@@ -37,7 +37,7 @@ def import_all(rig: Rig, tier: ObjectTier, agent: str) -> int:
         Wanted(block, (0, *(part for part, having in branch.parts.items() if at in having)))
         for at, block in enumerate(branch.blocks(size))
     ]
-    fetched = list(tier.imports.blocks(wanted, compute_s=1000.0, num_named=len(wanted)))
+    fetched = list(tier.imports.blocks(wanted, rest_s=lambda num_come: 1000.0, num_named=len(wanted)))
     assert all(rig.store.stage(staged(block)) for block in fetched) and rig.store.flush(30.0)
     return len(fetched)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rekindle.tier.breaker import FAILURES, FIRST_S, LONGEST_S, Breaker
-from rekindle.tier.pace import SMALL_BYTES, Pace
+from rekindle.tier.pace import OLD_S, SMALL_BYTES, Pace
 
 
 class Clock:
@@ -56,3 +56,33 @@ def test_the_pace_follows_what_was_seen() -> None:
     assert 0.0049 < pace.latency_s < 0.0051 and 0.99e8 < pace.bytes_per_s < 1.01e8
     assert 0.99 < pace.predict(100_000_000) < 1.02
     assert abs(pace.predict(0) - pace.latency_s) < 1e-9 and SMALL_BYTES > 100
+
+
+def test_a_bandwidth_that_nobody_measures_keeps_nobody_from_trying() -> None:
+    clock = Clock()
+    pace = Pace(latency_s=0.01, clock=clock)
+    for _ in range(2):
+        pace.crawled(1_000, 10.0)
+    assert pace.predict(1_000_000) > 0.1
+    for _ in range(30):
+        pace.crawled(1_000, 10.0)
+    assert pace.predict(1_000_000) > 1000.0
+    clock.now += 0.9 * OLD_S
+    assert pace.predict(1_000_000) > 1000.0
+    clock.now += 0.2 * OLD_S
+    assert pace.predict(1_000_000) < 0.03
+    pace.saw(1_000_000, 0.03)
+    assert pace.predict(1_000_000) < 0.04, "it is fast again, and that is believed at once"
+
+
+def test_what_has_not_come_is_expected_later() -> None:
+    pace = Pace(latency_s=0.001)
+    for _ in range(4):
+        pace.missed(0, 0.01)
+    assert pace.latency_s > 0.01
+    pace.missed(1_000_000, 1.0)
+    assert pace.bytes_per_s < 1e8
+    latency_s, bytes_per_s = pace.latency_s, pace.bytes_per_s
+    pace.missed(1_000_000, 0.0)
+    pace.missed(0, 0.0)
+    assert (pace.latency_s, pace.bytes_per_s) == (latency_s, bytes_per_s), "that nothing came at once is no news"

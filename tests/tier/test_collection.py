@@ -19,6 +19,7 @@ from rekindle.tier.location import open_location
 from rekindle.tier.maintenance import COLLECT_S, LEASE, Maintenance
 from rekindle.tier.names import block_name, head_name, purged_name
 from rekindle.tier.objects import Listed, Objects
+from rekindle.tier.pace import Pace
 from rekindle.tier.sealing import Sealer, Version
 
 BT = 4  # tokens of a block
@@ -177,7 +178,7 @@ def test_old_tombstones_are_deleted(tier: Tier) -> None:
 
 
 def maintenance(tier: Tier) -> Maintenance:
-    return Maintenance(tier.objects, tier.collection(), Breaker(time.monotonic))
+    return Maintenance(tier.objects, tier.collection(), Breaker(time.monotonic), Pace())
 
 
 def test_purges_of_others_are_heard_once_each(tier: Tier) -> None:

@@ -8,6 +8,7 @@ HEADS = "tier/heads.py"
 OBJECTS = "tier/objects.py"
 EXPORTS = "tier/exports.py"
 IMPORTS = "tier/imports.py"
+PATIENCE = "tier/patience.py"
 COLLECTION = "tier/collection.py"
 SEALING = "tier/sealing.py"
 RECORDS = "tier/records.py"
@@ -19,6 +20,7 @@ OF_HEADS, OF_OBJECTS, OF_SEALING = (
     "tests/tier/test_objects.py",
     "tests/tier/test_sealing.py",
 )
+OF_PATIENCE = "tests/tier/test_patience.py"
 OF_COLLECTION, OF_BREAKER = "tests/tier/test_collection.py", "tests/tier/test_breaker.py"
 ENGINE, SINGLE = "tests/engine/test_tier.py", "tests/engine/test_tier_objects.py"
 
@@ -114,30 +116,65 @@ TIER: tuple[Mutant, ...] = (
     one(
         "loading where computing is faster",
         IMPORTS,
-        "self._pace.predict(num_bytes) < self.most_s(compute_s)",
-        "self._pace.predict(num_bytes) > self.most_s(compute_s)",
+        "self._pace.predict(self._num_bytes(wanted)) < patience.most_s",
+        "self._pace.predict(self._num_bytes(wanted)) > 0",
         f"{SINGLE}::test_nothing_is_asked_for_where_computing_is_faster",
     ),
     one(
         "a head asked for whatever an answer takes",
         IMPORTS,
-        "if self._pace.latency_s > silent_s or not",
-        "if not",
+        "if not can or not self._breaker.allows():",
+        "if not self._breaker.allows():",
         f"{SINGLE}::test_nothing_is_asked_for_where_computing_is_faster",
     ),
     one(
         "blocks waited for as long again as their head",
         IMPORTS,
-        "SILENT_SHARE * compute_s - waited_s, self._pace",
-        "SILENT_SHARE * compute_s, self._pace",
+        "wait_s=self._wait_s, waited_before_s=waited_s, latency_s",
+        "wait_s=self._wait_s, waited_before_s=0.0, latency_s",
         f"{SINGLE}::test_a_request_waits_for_head_and_blocks_together",
     ),
     one(
-        "blocks that trickle in waited for without end",
+        "a request with little time that counts as a failure of the object store",
         IMPORTS,
-        "return min(silent_s, began + most_s - time.monotonic())",
-        "return silent_s",
-        f"{SINGLE}::test_what_comes_too_slowly_is_given_up_when_computing_would_be_done",
+        "error.waited_s < max(EVIDENT_S, EVIDENT * self._pace.predict(num_bytes))",
+        "error.waited_s < 0",
+        f"{SINGLE}::test_a_request_with_little_time_keeps_no_other_from_asking",
+    ),
+    one(
+        "a trickle that counts as a failure of the object store",
+        IMPORTS,
+        "            if num_bytes:\n                self._crawled",
+        "            if num_bytes < 0:\n                self._crawled",
+        f"{SINGLE}::test_what_trickles_is_given_up_and_what_has_come_is_used",
+    ),
+    one(
+        "blocks that trickle in waited for as long as computing takes",
+        PATIENCE,
+        "self._slack_s - (self._loss_s() - self._least_loss_s)",
+        "self._slack_s",
+        f"{OF_PATIENCE}::test_a_trickle_is_given_up_when_it_has_cost_as_much_as_silence",
+    ),
+    one(
+        "a trickle that may lose what was gained before",
+        PATIENCE,
+        "self._loss_s() - self._least_loss_s",
+        "self._loss_s()",
+        f"{OF_PATIENCE}::test_a_trickle_is_given_up_when_it_has_cost_as_much_as_silence",
+    ),
+    one(
+        "blocks waited for beyond what computing takes",
+        PATIENCE,
+        "self._least_loss_s), self.most_s - self.waited_s)",
+        "self._least_loss_s), 2 * self.most_s - self.waited_s)",
+        f"{OF_PATIENCE}::test_nothing_is_waited_for_when_computing_would_be_done",
+    ),
+    one(
+        "a bandwidth that is believed forever",
+        "tier/pace.py",
+        "self._clock() > self._seen + OLD_S\n        return",
+        "self._clock() < self._seen\n        return",
+        f"{OF_BREAKER}::test_a_bandwidth_that_nobody_measures_keeps_nobody_from_trying",
     ),
     one(
         "a record under another block's name used",
@@ -171,8 +208,8 @@ TIER: tuple[Mutant, ...] = (
     one(
         "a breaker that never opens",
         BREAKER,
-        "return self._num_failures >= FAILURES",
-        "return self._num_failures >= 1000 * FAILURES",
+        "return self._num_failures >= self._most_failures",
+        "return self._num_failures >= 1000 * self._most_failures",
         f"{OF_BREAKER}::test_failures_in_a_row_open_it",
     ),
     one(

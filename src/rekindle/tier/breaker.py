@@ -12,8 +12,9 @@ FIRST_S, LONGEST_S = 1.0, 60.0  # how long it stays open; twice as long after ea
 class Breaker:
     """Says whether the object store may be asked. Any thread; `clock` is monotonic, in seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, failures: int = FAILURES) -> None:
         self._clock = clock
+        self._most_failures = failures
         self._lock = threading.Lock()
         self._num_failures = 0
         self._until = 0.0
@@ -22,7 +23,7 @@ class Breaker:
     @property
     def is_open(self) -> bool:
         """Whether failures in a row have opened it, and no success has closed it since."""
-        return self._num_failures >= FAILURES
+        return self._num_failures >= self._most_failures
 
     def allows(self) -> bool:
         """Whether to ask now. Open, it lets one caller through when its time is over, and waits for that outcome."""
@@ -47,4 +48,4 @@ class Breaker:
             self._until = self._clock() + self._pause()
 
     def _pause(self) -> float:
-        return min(LONGEST_S, FIRST_S * 2.0 ** (min(self._num_failures, 32) - FAILURES))
+        return min(LONGEST_S, FIRST_S * 2.0 ** (min(self._num_failures, 32) - self._most_failures))

@@ -21,7 +21,6 @@ from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, read_head
 from rekindle.tier.names import block_name, head_name
 from rekindle.tier.objects import Objects, TierUnavailable
-from rekindle.tier.pace import Pace
 from rekindle.tier.records import Records
 from rekindle.tier.sealing import BadObject, Version
 from rekindle.worker import Death, Worker
@@ -35,18 +34,16 @@ KNOWN_S = 1800.0  # an object that no head names is not collected within twice a
 AT_ONCE = 16  # blocks that are read and sent together
 TRIES = 16  # of swapping a head that other replicas write, too
 LOOK_AGAIN_S = 0.25
-NOTHING, MEASURED, MEASURE_S = "nothing", 10, 5.0  # asked for at start, how often, and how long each may take
 
 
 class Exports:
     """One thread that exports branches of a store, each with at most `max_branches` in its agent's head."""
 
-    def __init__(self, objects: Objects, records: Records, breaker: Breaker, pace: Pace, *, max_branches: int) -> None:
+    def __init__(self, objects: Objects, records: Records, breaker: Breaker, *, max_branches: int) -> None:
         self.counts: Counter[str] = Counter()
         self._objects = objects
         self._records = records
         self._breaker = breaker
-        self._pace = pace
         self._max_branches = max_branches
         self._waiting: OrderedDict[Key, None] = OrderedDict()
         self._is_busy = False
@@ -90,7 +87,6 @@ class Exports:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        self._measure()
         while (key := self._next()) is not None:
             try:
                 self._export(*key)
@@ -111,16 +107,6 @@ class Exports:
                 with self._changed:
                     self._is_busy = False
                     self._changed.notify_all()
-
-    def _measure(self) -> None:
-        """Ask for an object that is not there, so that the first request knows how long an answer takes."""
-        try:
-            for _ in range(MEASURED):
-                began = time.monotonic()
-                self._objects.modified(NOTHING, timeout_s=MEASURE_S)
-                self._pace.saw(0, time.monotonic() - began)
-        except TierUnavailable as error:
-            self._breaker.failed(str(error))
 
     def _next(self) -> Key | None:
         """Wait for a branch, and until the object store may be asked; None: stop."""

@@ -1,7 +1,8 @@
 """Imports: heads and blocks that other replicas exported, each only as long as that beats computing.
 
-The caller says how long computing would take. An object store that is silent for a sixteenth of that, head and blocks
-together, or until loading could no longer win, counts as not having it; what has arrived by then is kept. Any thread.
+The caller says how long computing would take. A request waits as `patience` says: an object store that is silent, or
+from which blocks come more slowly than they are computed, costs at most a twelfth; what has arrived by then is used.
+Any thread.
 """
 
 from __future__ import annotations
@@ -9,24 +10,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, head_of
 from rekindle.tier.names import head_name
-from rekindle.tier.objects import Objects, TierUnavailable
+from rekindle.tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable
 from rekindle.tier.pace import Pace
+from rekindle.tier.patience import Patience, can_ask, head_s
 from rekindle.tier.records import FetchedBlock, Records
 from rekindle.tier.sealing import BadObject
 
 logger = logging.getLogger(__name__)
 
 MOST_SUSPECTS = 1 << 14
-# So long the object store may be silent, of the time that computing would take; that is a guess, and waiting must not
-# cost more than a tenth (docs/fleet.md).
-SILENT_SHARE = 1 / 16
+# A request that has waited for so many times the usual, and so long, has found the object store silent. Others had too
+# little time themselves: on a busy machine any answer may be late by some milliseconds.
+EVIDENT, EVIDENT_S = 4.0, 0.025
+MISSES = 4  # of these in a row, and nobody asks for blocks for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +50,21 @@ class Imports:
         self._objects = objects
         self._records = records
         self._breaker = breaker
+        self._late = Breaker(time.monotonic, failures=MISSES)  # of blocks alone: all else may be quick
         self._pace = pace
 
     def head(self, namespace: str, agent: str, *, compute_s: float) -> AgentHead | None:
         """Return an agent's head; None if there is none, or it takes too long for what computing would cost."""
-        silent_s = max(self._wait_s, SILENT_SHARE * compute_s)
-        if self._pace.latency_s > silent_s or not self._breaker.allows():
+        can = can_ask(self._pace.latency_s, compute_s, wait_s=self._wait_s)
+        if not can or not self._breaker.allows():
             return None
-        began = time.monotonic()
+        began, timeout_s = time.monotonic(), head_s(compute_s, wait_s=self._wait_s)
         try:
-            got = self._objects.get(head_name(self._objects.sealer, namespace, agent), timeout_s=silent_s)
+            got = self._objects.get(head_name(self._objects.sealer, namespace, agent), timeout_s=timeout_s)
             self._answered(len(got[0]) if got is not None else 0, time.monotonic() - began)
             return None if got is None else head_of(got[0], namespace, agent)
         except TierUnavailable as error:
-            self._failed(error)
+            self._failed(error, 0)
         except BadObject as error:
             self._is_bad(f"the head of agent {agent}", error)
         finally:
@@ -71,56 +75,72 @@ class Imports:
         """Return how long a request may wait for what would take `compute_s` seconds to compute."""
         return max(self._wait_s, compute_s)
 
-    def is_worth(self, wanted: Sequence[Wanted], *, compute_s: float) -> bool:
-        """Whether loading these blocks is expected to take less time than computing them."""
-        num_bytes = sum(self._records.num_bytes(each.parts) for each in wanted)
-        return bool(wanted) and self._pace.predict(num_bytes) < self.most_s(compute_s)
-
     def blocks(
-        self, wanted: Sequence[Wanted], *, compute_s: float, num_named: int = 0, waited_s: float = 0.0
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        rest_s: Callable[[int], float],
+        num_named: int = 0,
+        waited_s: float = 0.0,
     ) -> Iterator[FetchedBlock]:
         """Yield the leading run of these blocks that the tier has, as they arrive; a head names the first ones.
 
+        `rest_s`: how long computing the rest would take, in seconds, once so many of their tokens have come.
         `waited_s`: how long their request has waited for the object store before.
         """
-        if not self.is_worth(wanted, compute_s=compute_s) or not self._breaker.allows():
+        latency_s = self._pace.latency_s
+        patience = Patience(rest_s(0), wait_s=self._wait_s, waited_before_s=waited_s, latency_s=latency_s)
+        is_worth = (
+            self._pace.predict(self._num_bytes(wanted)) < patience.most_s and latency_s <= patience.seconds_left()
+        )
+        if not wanted or not is_worth or not self._breaker.allows() or not self._late.allows():
             return
-        began, num_bytes = time.monotonic(), 0
-        silent_s = max(self._wait_s, SILENT_SHARE * compute_s - waited_s, self._pace.latency_s)
-        most_s = self.most_s(compute_s)
+        num_bytes = num_tokens = 0
         names = [name for each in wanted for name in self._records.names(each.identity, each.parts)]
-
-        def seconds_left() -> float:
-            return min(silent_s, began + most_s - time.monotonic())
-
         num_certain = sum(len(each.parts) for each in wanted[:num_named])
-        arriving = self._objects.get_many(names, seconds_left=seconds_left, num_certain=num_certain)
+        arriving = self._objects.get_many(names, seconds_left=patience.seconds_left, num_certain=num_certain)
         try:
             for each in wanted:
-                found = {part: next(arriving) for part in each.parts}
-                present = {part: data for part, data in found.items() if data is not None}
-                if len(present) < len(found):
-                    self.counts["missing"] += 1
-                    self._suspect(each)
+                block = self._next(each, arriving)
+                if block is None:
                     break
-                block = FetchedBlock(
-                    each.identity,
-                    {part: self._records.decoded(each.identity, part, data) for part, data in present.items()},
-                )
                 num_bytes += block.num_bytes
-                self.counts["objects"] += len(present)
-                self.counts["bytes"] += block.num_bytes
-                self.counts["tokens"] += each.identity.num_tokens
+                num_tokens += each.identity.num_tokens
+                patience.left_to_compute(rest_s(num_tokens))
+                self._late.succeeded()
                 yield block
-            self._answered(num_bytes, time.monotonic() - began)
+            self._answered(num_bytes, patience.waited_s)
+        except NoAnswer as error:
+            if num_bytes:
+                self._crawled(num_bytes, patience.waited_s)
+            else:
+                self._failed(error, self._num_bytes(wanted[: AT_ONCE if num_certain else 1]))
         except TierUnavailable as error:
-            self._failed(error)
+            self._failed(error, 0)
         except BadObject as error:
             self._is_bad(f"block {each.identity.hash.hex()}", error)
             self._suspect(each)
         finally:
             arriving.close()
-            self.waited_s += time.monotonic() - began
+            self.waited_s += patience.waited_s
+
+    def _next(self, wanted: Wanted, arriving: Iterator[bytes | None]) -> FetchedBlock | None:
+        """Return a block from the next objects; None if the tier lacks any of its parts."""
+        found = {part: next(arriving) for part in wanted.parts}
+        present = {part: data for part, data in found.items() if data is not None}
+        if len(present) < len(found):
+            self.counts["missing"] += 1
+            self._suspect(wanted)
+            return None
+        payloads = {part: self._records.decoded(wanted.identity, part, data) for part, data in present.items()}
+        block = FetchedBlock(wanted.identity, payloads)
+        self.counts["objects"] += len(present)
+        self.counts["bytes"] += block.num_bytes
+        self.counts["tokens"] += wanted.identity.num_tokens
+        return block
+
+    def _num_bytes(self, wanted: Sequence[Wanted]) -> int:
+        return sum(self._records.num_bytes(each.parts) for each in wanted)
 
     def _suspect(self, wanted: Wanted) -> None:
         """Have a block exported again with the next turn that contains it."""
@@ -131,9 +151,22 @@ class Imports:
         self._breaker.succeeded()
         self._pace.saw(num_bytes, seconds)
 
-    def _failed(self, error: TierUnavailable) -> None:
+    def _crawled(self, num_bytes: int, seconds: float) -> None:
+        """Note that the object store answers, more slowly than the rest is computed."""
+        self.counts["slow"] += 1
+        self._breaker.succeeded()
+        self._pace.crawled(num_bytes, seconds)
+        logger.info("an import from the object tier was given up: %d bytes came in %.3g s", num_bytes, seconds)
+
+    def _failed(self, error: TierUnavailable, num_bytes: int) -> None:
+        """Note that nothing has come of an answer of so many bytes."""
         self.counts["failures"] += 1
-        self._breaker.failed(str(error))
+        if isinstance(error, NoAnswer) and error.waited_s < max(EVIDENT_S, EVIDENT * self._pace.predict(num_bytes)):
+            self._pace.missed(num_bytes, error.waited_s)
+            if num_bytes:
+                self._late.failed(str(error))
+        else:
+            self._breaker.failed(str(error))
         logger.info("not imported from the object tier: %s", error)
 
     def _is_bad(self, what: str, error: BadObject) -> None:

@@ -1,6 +1,7 @@
 """Maintenance of a tier: what other replicas have purged is purged here, and now and then one replica collects.
 
-Owns the thread that looks. Purges are noticed within `LOOK_S`, also of agents that nobody asks for here.
+Owns the thread that looks. Purges are noticed within `LOOK_S`, also of agents that nobody asks for here. It measures
+how long an answer takes, too: where that was too long for requests, none of them would find out that it no longer is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rekindle.tier.collection import Collected, Collection
 from rekindle.tier.heads import NewerHead
 from rekindle.tier.names import PURGED, purged_name
 from rekindle.tier.objects import Objects, TierUnavailable
+from rekindle.tier.pace import Pace
 from rekindle.tier.sealing import BadObject
 from rekindle.worker import Death, Worker
 
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 60.0
 COLLECT_S = 3600.0  # between two collections, whichever replicas make them
 LEASE = "collected"  # the object that says when the last one began
+NOTHING, MEASURED, MEASURE_S = "nothing", 10, 5.0  # asked for at each look, how often, and how long each may take
 Forget = Callable[[str, str, float], object]  # namespace, agent, when it was purged (wall clock)
 Agents = Callable[[], Iterable[tuple[str, str]]]  # the (namespace, agent) that are known here
 
@@ -32,11 +35,12 @@ Agents = Callable[[], Iterable[tuple[str, str]]]  # the (namespace, agent) that 
 class Maintenance:
     """One thread. `agents` and `forget` are called on it."""
 
-    def __init__(self, objects: Objects, collection: Collection, breaker: Breaker) -> None:
+    def __init__(self, objects: Objects, collection: Collection, breaker: Breaker, pace: Pace) -> None:
         self.collected: Collected | None = None
         self._objects = objects
         self._collection = collection
         self._breaker = breaker
+        self._pace = pace
         self._seen: dict[str, float] = {}
         self._stopped = threading.Event()
         self._agents: Agents = tuple
@@ -61,6 +65,7 @@ class Maintenance:
             if not self._breaker.allows():
                 continue
             try:
+                self.measure()
                 self.forget_purged()
                 self.collect_if_due()
                 self._breaker.succeeded()
@@ -72,6 +77,13 @@ class Maintenance:
             except Exception:
                 # Border: maintenance that fails is tried again, and nothing depends on it.
                 logger.exception("maintenance of the object tier failed")
+
+    def measure(self) -> None:
+        """Ask for an object that is not there, so that the next request knows how long an answer takes."""
+        for _ in range(MEASURED):
+            began = time.monotonic()
+            self._objects.modified(NOTHING, timeout_s=MEASURE_S)
+            self._pace.saw(0, time.monotonic() - began)
 
     def forget_purged(self) -> None:
         """Forget here what other replicas have purged since the last look."""

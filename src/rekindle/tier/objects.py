@@ -36,6 +36,14 @@ class TierUnavailable(Exception):
     """The object store has failed, or not answered in time; the message says which."""
 
 
+class NoAnswer(TierUnavailable):
+    """The object store has not answered in the time that its caller had: `waited_s` seconds."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"no answer within {waited_s:.3g} s")
+        self.waited_s = waited_s
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """An object in a listing: its name, its bytes, and when it was last written (wall clock of the object store)."""
@@ -228,7 +236,7 @@ def _answer(future: Future[T], timeout_s: float) -> T:
         return future.result(timeout_s)
     except FutureTimeout:
         future.cancel()
-        raise TierUnavailable(f"no answer within {timeout_s:.3g} s") from None
+        raise NoAnswer(timeout_s) from None
     except CancelledError:
         raise TierUnavailable(CLOSED) from None
     except (BaseError, OSError, NotImplementedError) as error:  # the last one: of stores without conditional writes

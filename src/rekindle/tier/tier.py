@@ -34,7 +34,7 @@ class TierStats:
 
     `is_answering` is False while failures in a row keep everybody from asking. `waiting_exports` are branches;
     `dropped_exports` were given up while the object store was away. `waited_s`: by all requests together, for what they
-    imported or for an object store that was silent.
+    imported or for an object store that was silent. `slow_imports` were given up as computing the rest was faster.
     """
 
     location: str
@@ -50,6 +50,7 @@ class TierStats:
     imported_bytes: int
     imported_tokens: int
     waited_s: float
+    slow_imports: int
     missing_objects: int
     bad_objects: int
     failures: int
@@ -74,10 +75,10 @@ class ObjectTier:
     ) -> None:
         self.breaker = Breaker(time.monotonic)
         self.pace = Pace()
-        self.exports = Exports(objects, records, self.breaker, self.pace, max_branches=max_branches)
+        self.exports = Exports(objects, records, self.breaker, max_branches=max_branches)
         self.imports = Imports(objects, records, self.breaker, self.pace, wait_s=wait_s)
         self._collection = Collection(objects, records.block_tokens, limits)
-        self._maintenance = Maintenance(objects, self._collection, self.breaker)
+        self._maintenance = Maintenance(objects, self._collection, self.breaker, self.pace)
         self._objects = objects
         self._location = location
 
@@ -180,6 +181,7 @@ class ObjectTier:
             imported_bytes=imported["bytes"],
             imported_tokens=imported["tokens"],
             waited_s=self.imports.waited_s,
+            slow_imports=imported["slow"],
             missing_objects=imported["missing"],
             bad_objects=exported["bad_objects"] + imported["bad_objects"],
             failures=exported["failures"] + imported["failures"],

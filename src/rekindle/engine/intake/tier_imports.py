@@ -111,10 +111,14 @@ class TierImports:
         wanted = self._wanted(prompt.ids, root, branch, num_shared)
         num_here = self._store.num_known([each.identity.hash for each in wanted])
         missing = wanted[num_here:]
-        compute_s = self._prefill_s(sum(each.identity.num_tokens for each in missing), num_here * size)
+        num_tokens = sum(each.identity.num_tokens for each in missing)
+
+        def rest_s(num_come: int) -> float:
+            return self._prefill_s(num_tokens - num_come, num_here * size + num_come)
+
         num_named = max(0, num_shared // size - num_here)
-        fetched = self._imports.blocks(missing, compute_s=compute_s, num_named=num_named, waited_s=waited_s)
-        return self._adoption.blocks(map(_staged, fetched), timeout_s=self._imports.most_s(compute_s))
+        fetched = self._imports.blocks(missing, rest_s=rest_s, num_named=num_named, waited_s=waited_s)
+        return self._adoption.blocks(map(_staged, fetched), timeout_s=self._imports.most_s(rest_s(0)))
 
     def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[HeadBranch | None, int]:
         """Return the text of the agent that shares the most leading ids with a prompt, and their count."""

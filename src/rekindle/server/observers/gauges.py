@@ -79,6 +79,7 @@ TIER = (
     _Figure("imported_bytes", "object_tier_bytes", "counter", "Bytes of blocks", ("direction", "import")),
     _Figure("imported_tokens", "object_tier_imported_tokens", "counter", "Tokens whose KV was imported"),
     _Figure("waited_s", "object_tier_waited_seconds", "counter", "Seconds that requests waited for the object tier"),
+    _Figure("slow_imports", "object_tier_slow_imports", "counter", "Imports given up as computing was faster"),
     _Figure("missing_objects", "object_tier_missing_objects", "counter", "Blocks that were looked for in vain"),
     _Figure("bad_objects", "object_tier_bad_objects", "counter", "Objects that were damaged or foreign"),
     _Figure("failures", "object_tier_failures", "counter", "Exports and imports that failed, or were given up"),
