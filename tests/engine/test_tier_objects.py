@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import StoreError
+from rekindle.tier import objects
 from rekindle.tier.heads import AgentHead, decode_head
 from rekindle.tier.imports import MISSES, Wanted
 from rekindle.tier.maintenance import LEASE
@@ -85,6 +87,32 @@ def test_an_object_that_cannot_be_written_keeps_no_other_agent_out(replicas: Rep
     blocked.rmdir()
     exported(other)
     assert len(replicas.objects("heads")) == 2
+
+
+def test_a_process_that_hangs_with_the_lock_delays_exports_and_nothing_else(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "LOCK_S", 0.05)
+    one, other = replicas.start("one"), replicas.start("other")
+    first = ask(one, history())
+    exported(one)
+    told = history(turns=[first.text, "talk on"])
+    with (replicas.tier / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = ask(other, told)
+        assert second.report.outcome == "extend", "imports need no lock"
+        assert other.flush()
+        until(lambda: figures(other)["failures"] > 2)
+        assert figures(other)["waiting_exports"] == 1 and figures(other)["is_answering"]
+        tier = other.components.tier
+        assert tier is not None and ".lock has been locked by another process" in (tier.problem() or "")
+        with pytest.raises(StoreError, match=r"nothing was forgotten: .*\.lock has been locked"):
+            other.purge("ada")
+        assert other.agent_info("ada").num_tokens, "nothing has changed"
+    exported(other)
+    assert tier.problem() is None
+    went_on = ask(replicas.start("third"), [*told, {"role": "assistant", "content": second.text}, *told[-1:]])
+    assert went_on.report.reused_tokens >= second.report.prompt_tokens - 16, "nothing is lost"
 
 
 def test_a_damaged_block_is_written_again_with_the_next_turn(replicas: Replicas) -> None:

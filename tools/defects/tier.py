@@ -54,6 +54,20 @@ TIER: tuple[Mutant, ...] = (
         f"{OF_OBJECTS}::test_a_silent_store_is_given_up",
     ),
     one(
+        "a lock that is waited for forever",
+        OBJECTS,
+        "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(lock, fcntl.LOCK_EX)",
+        f"{SINGLE}::test_a_process_that_hangs_with_the_lock_delays_exports_and_nothing_else",
+    ),
+    one(
+        "a lock that keeps everybody from asking",
+        EXPORTS,
+        "                self.locked = str(error)\n",
+        "                self.locked = str(error)\n                self._breaker.failed(str(error))\n",
+        f"{SINGLE}::test_a_process_that_hangs_with_the_lock_delays_exports_and_nothing_else",
+    ),
+    one(
         "another replica's branch dropped by a merge",
         HEADS,
         "sorted((branch, *others), key",

@@ -1,8 +1,8 @@
 """Exports: what the store has made durable goes to the object tier, blocks before the head that names them.
 
 Owns the thread that does it and the queue of branches that wait. A branch that ends again while it waits is exported
-once. Nothing here is lost while the object store is away: branches wait, up to `MOST_WAITING`, and then the oldest are
-dropped and counted; their next turn exports all of it.
+once. Nothing here is lost while the object store is away, or while a process that hangs keeps heads locked: branches
+wait, up to `MOST_WAITING`, and then the oldest are dropped and counted; their next turn exports all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle.store.values import SequenceRecord, StoredBlock
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, read_head
 from rekindle.tier.names import block_name, head_name
-from rekindle.tier.objects import Objects, TierUnavailable
+from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
 from rekindle.tier.records import Records
 from rekindle.tier.sealing import BadObject, Version
 from rekindle.worker import Death, Worker
@@ -41,6 +41,7 @@ class Exports:
 
     def __init__(self, objects: Objects, records: Records, breaker: Breaker, *, max_branches: int) -> None:
         self.counts: Counter[str] = Counter()
+        self.locked: str | None = None  # which process' lock keeps heads from being written
         self._objects = objects
         self._records = records
         self._breaker = breaker
@@ -91,11 +92,15 @@ class Exports:
             try:
                 self._export(*key)
                 self._breaker.succeeded()
+                self.locked = None
             except TierUnavailable as error:
                 self._breaker.failed(str(error))
-                self.counts["failures"] += 1
-                with self._changed:  # after all others, as it may be its own objects that cannot be written
-                    self._waiting.setdefault(key)
+                self._try_later(key)
+            except HeadsLocked as error:  # the tier answers: imports go on
+                if self.locked is None:
+                    logger.warning("nothing is exported to the object tier: %s", error)
+                self.locked = str(error)
+                self._try_later(key)
             except NewerHead as error:
                 logger.warning("agent %s is not exported to the object tier: %s", key[1], error)
                 self.counts["failures"] += 1
@@ -107,6 +112,12 @@ class Exports:
                 with self._changed:
                     self._is_busy = False
                     self._changed.notify_all()
+
+    def _try_later(self, key: Key) -> None:
+        """Have a branch wait again: after all others, as it may be its own objects that cannot be written."""
+        self.counts["failures"] += 1
+        with self._changed:
+            self._waiting.setdefault(key)
 
     def _next(self) -> Key | None:
         """Wait for a branch, and until the object store may be asked; None: stop."""

@@ -17,7 +17,7 @@ from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collected, Collection
 from rekindle.tier.heads import NewerHead
 from rekindle.tier.names import PURGED, purged_name
-from rekindle.tier.objects import Objects, TierUnavailable
+from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
 from rekindle.tier.pace import Pace
 from rekindle.tier.sealing import BadObject
 from rekindle.worker import Death, Worker
@@ -72,7 +72,7 @@ class Maintenance:
             except TierUnavailable as error:
                 if not self._stopped.is_set():
                     self._breaker.failed(str(error))
-            except NewerHead as error:
+            except (NewerHead, HeadsLocked) as error:
                 logger.warning("the object tier is not collected: %s", error)
             except Exception:
                 # Border: maintenance that fails is tried again, and nothing depends on it.

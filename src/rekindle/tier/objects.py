@@ -1,8 +1,8 @@
 """Sealed objects by name, in any object store: get, put if absent, and swap, each with a time limit.
 
 Owns the thread that waits for the object store. A failure or a missing answer is a TierUnavailable, a damaged or
-foreign object a BadObject; what is not there is None. An object that is written twice under one name is the same both
-times, except for those that are swapped.
+foreign object a BadObject, a lock that another process keeps a HeadsLocked; what is not there is None. An object that
+is written twice under one name is the same both times, except for those that are swapped.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import fcntl
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -29,6 +30,7 @@ T = TypeVar("T")
 ANSWER_S = 60.0  # the longest wait for one answer, where nobody waits for it
 CLOSED = "it is closed"
 AT_ONCE = 16  # objects on their way at a time
+LOCK_S, LOOK_AGAIN_S = 5.0, 0.01  # the longest wait for the lock of a directory's heads, and how often it is tried
 AHEAD = 32  # objects that are asked for before the first of them was used
 
 
@@ -42,6 +44,10 @@ class NoAnswer(TierUnavailable):
     def __init__(self, waited_s: float) -> None:
         super().__init__(f"no answer within {waited_s:.3g} s")
         self.waited_s = waited_s
+
+
+class HeadsLocked(Exception):
+    """Another process holds the lock of a directory's heads and does not release it: nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,10 @@ class Objects:
             _answer(each, timeout_s)
 
     def swap(self, name: str, data: bytes, expected: Version | None, *, timeout_s: float = ANSWER_S) -> Version | None:
-        """Write an object if it is still in this version (None: absent); return its new version, None if it is not."""
+        """Write an object if it is still in this version (None: absent); return its new version, None if it is not.
+
+        HeadsLocked, of a directory, if another process holds its lock for more than `LOCK_S` seconds.
+        """
         path = self._path(name)
         sealed = self.sealer.seal(path, data)
         if expected is None:
@@ -210,11 +219,25 @@ class Objects:
         """Swap in a directory, whose files have no conditional write: under a lock that all replicas take."""
         assert self._lock_path is not None, "a directory has a lock"
         with self._lock_path.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._take(lock)
             found = self._wait(self._look(path), timeout_s)
             if found is None or found["e_tag"] != expected.e_tag:
                 return None
             return self._wait(self._send(path, sealed, "overwrite"), timeout_s)
+
+    def _take(self, lock: IO[str]) -> None:
+        """Take the lock of a directory's heads, which is released when its file is closed."""
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._is_closed:
+                    raise TierUnavailable(CLOSED) from None
+                if time.monotonic() > deadline:
+                    raise HeadsLocked(f"{lock.name} has been locked by another process for {LOCK_S:g} s") from None
+            time.sleep(LOOK_AGAIN_S)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:

@@ -22,7 +22,7 @@ from rekindle.tier.imports import Imports
 from rekindle.tier.location import directory_of, open_location
 from rekindle.tier.maintenance import Agents, Forget, Maintenance
 from rekindle.tier.names import head_name, purged_name
-from rekindle.tier.objects import Objects, TierUnavailable
+from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
 from rekindle.tier.pace import Pace
 from rekindle.tier.records import Records
 from rekindle.tier.sealing import BadObject, Sealer, Version
@@ -142,6 +142,8 @@ class ObjectTier:
             ) from error
         except NewerHead as error:
             raise StoreError(f"{done}: {error}") from error
+        except HeadsLocked as error:
+            raise StoreError(f"{done}: {error}; try again") from error
         raise StoreError(f"nothing was forgotten: agent {agent!r} is written by other replicas all the time; try again")
 
     def _head(self, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
@@ -158,11 +160,17 @@ class ObjectTier:
         if death is not None:
             return str(death)
         if not self.breaker.is_open:
-            return None
+            return self._locked()
         return (
             f"the object tier {self._location} does not answer ({self.breaker.reason}): requests are computed from "
             f"what this machine has, and {self.exports.num_waiting} branches wait to be exported"
         )
+
+    def _locked(self) -> str | None:
+        if (locked := self.exports.locked) is None:
+            return None
+        waiting = self.exports.num_waiting
+        return f"heads in the object tier {self._location} cannot be written: {locked}, and {waiting} branches wait"
 
     def stats(self) -> TierStats:
         """Return the figures."""
