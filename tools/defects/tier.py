@@ -54,6 +54,13 @@ TIER: tuple[Mutant, ...] = (
         f"{OF_OBJECTS}::test_a_silent_store_is_given_up",
     ),
     one(
+        "a sum that is read and written without a lock",
+        "tier/tally.py",
+        "        with self._lock:\n            for name",
+        "        if numbers:\n            for name",
+        "tests/tier/test_tally.py::test_nothing_that_threads_add_at_once_is_lost",
+    ),
+    one(
         "a lock that is waited for forever",
         OBJECTS,
         "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from rekindle.tier.pace import Pace
 from rekindle.tier.patience import Patience, can_ask, head_s
 from rekindle.tier.records import FetchedBlock, Records
 from rekindle.tier.sealing import BadObject
+from rekindle.tier.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,7 @@ class Imports:
 
     def __init__(self, objects: Objects, records: Records, breaker: Breaker, pace: Pace, *, wait_s: float) -> None:
         self._wait_s = wait_s
-        self.counts: Counter[str] = Counter()
-        self.waited_s = 0.0  # by all requests together
+        self.counts = Tally()  # of all requests together; "waited_ns" is what they waited
         self._objects = objects
         self._records = records
         self._breaker = breaker
@@ -68,7 +67,7 @@ class Imports:
         except BadObject as error:
             self._is_bad(f"the head of agent {agent}", error)
         finally:
-            self.waited_s += time.monotonic() - began
+            self.counts.add(waited_ns=round(1e9 * (time.monotonic() - began)))
         return None
 
     def most_s(self, compute_s: float) -> float:
@@ -122,21 +121,19 @@ class Imports:
             self._suspect(each)
         finally:
             arriving.close()
-            self.waited_s += patience.waited_s
+            self.counts.add(waited_ns=round(1e9 * patience.waited_s))
 
     def _next(self, wanted: Wanted, arriving: Iterator[bytes | None]) -> FetchedBlock | None:
         """Return a block from the next objects; None if the tier lacks any of its parts."""
         found = {part: next(arriving) for part in wanted.parts}
         present = {part: data for part, data in found.items() if data is not None}
         if len(present) < len(found):
-            self.counts["missing"] += 1
+            self.counts.add(missing=1)
             self._suspect(wanted)
             return None
         payloads = {part: self._records.decoded(wanted.identity, part, data) for part, data in present.items()}
         block = FetchedBlock(wanted.identity, payloads)
-        self.counts["objects"] += len(present)
-        self.counts["bytes"] += block.num_bytes
-        self.counts["tokens"] += wanted.identity.num_tokens
+        self.counts.add(objects=len(present), bytes=block.num_bytes, tokens=wanted.identity.num_tokens)
         return block
 
     def _num_bytes(self, wanted: Sequence[Wanted]) -> int:
@@ -153,14 +150,14 @@ class Imports:
 
     def _crawled(self, num_bytes: int, seconds: float) -> None:
         """Note that the object store answers, more slowly than the rest is computed."""
-        self.counts["slow"] += 1
+        self.counts.add(slow=1)
         self._breaker.succeeded()
         self._pace.crawled(num_bytes, seconds)
         logger.info("an import from the object tier was given up: %d bytes came in %.3g s", num_bytes, seconds)
 
     def _failed(self, error: TierUnavailable, num_bytes: int) -> None:
         """Note that nothing has come of an answer of so many bytes."""
-        self.counts["failures"] += 1
+        self.counts.add(failures=1)
         if isinstance(error, NoAnswer) and error.waited_s < max(EVIDENT_S, EVIDENT * self._pace.predict(num_bytes)):
             self._pace.missed(num_bytes, error.waited_s)
             if num_bytes:
@@ -170,5 +167,5 @@ class Imports:
         logger.info("not imported from the object tier: %s", error)
 
     def _is_bad(self, what: str, error: BadObject) -> None:
-        self.counts["bad_objects"] += 1
+        self.counts.add(bad_objects=1)
         logger.warning("%s in the object tier is not used: %s", what, error)

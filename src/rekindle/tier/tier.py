@@ -174,7 +174,7 @@ class ObjectTier:
 
     def stats(self) -> TierStats:
         """Return the figures."""
-        exported, imported = self.exports.counts, self.imports.counts
+        exported, imported = self.exports.counts, self.imports.counts.sums()
         return TierStats(
             location=self._location,
             is_answering=not self.breaker.is_open,
@@ -188,7 +188,7 @@ class ObjectTier:
             imported_objects=imported["objects"],
             imported_bytes=imported["bytes"],
             imported_tokens=imported["tokens"],
-            waited_s=self.imports.waited_s,
+            waited_s=imported["waited_ns"] / 1e9,
             slow_imports=imported["slow"],
             missing_objects=imported["missing"],
             bad_objects=exported["bad_objects"] + imported["bad_objects"],
