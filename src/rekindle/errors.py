@@ -106,7 +106,7 @@ class Overloaded(RekindleError):
 
 
 class Unavailable(RekindleError):
-    """A thread that the engine needs has ended; nothing is served until the engine is restarted."""
+    """A thread or a process that the engine needs has ended; nothing is served until the engine is restarted."""
 
 
 class Timeout(RekindleError):

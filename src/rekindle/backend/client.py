@@ -76,7 +76,13 @@ class Backend:
 
     def problem(self) -> str | None:
         """Return what is wrong with the backend and what to do; None if all is well. Never blocks."""
-        return self._problem
+        refusal = self._own_refusal()
+        return self._problem if refusal is None else str(refusal)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Our threads."""
+        return (self.worker,) if self._own is None else (self.worker, self._own.worker)
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Send one request and wait; return status and JSON (None if it is none). BackendFailed if there is no answer.
@@ -102,9 +108,9 @@ class Backend:
         """Ask for a completion as a stream; cancelling what is returned closes its connection."""
         return self._future(self._complete(body, headers, emit))
 
-    def watch(self, differs: Callable[[Any], str | None]) -> None:
+    def watch(self, differs: Callable[[Any], str | None], *, every_s: float = LOOK_EVERY_S) -> None:
         """Look at the list of models every few seconds; `differs` says what is wrong with it, or None."""
-        self._looks = self._future(self._look(differs))
+        self._looks = self._future(self._look(differs, every_s))
 
     def _future(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if not self.worker.is_alive:
@@ -145,6 +151,10 @@ class Backend:
         self, body: Mapping[str, Any], headers: Mapping[str, str], emit: Callable[[Arrived], None]
     ) -> None:
         assert self._client is not None
+        refusal = self._own_refusal()
+        if refusal is not None:
+            emit(refusal)
+            return
         try:
             async with self._client.stream("POST", COMPLETIONS, json=body, headers=dict(headers)) as response:
                 if response.status_code != httpx.codes.OK:
@@ -167,8 +177,17 @@ class Backend:
             emit(RequestFailed(f"the request to the backend failed: {described(error)}"))
 
     def _away(self, error: Exception) -> RekindleError:
-        self._problem = f"the backend {self.url} cannot be reached ({_reason(error)}): start it, or look at its log"
+        self._problem = f"the backend {self.url} cannot be reached ({_reason(error)}): {self._remedy}"
         return Overloaded(self._problem, retry_after_s=RETRY_S)
+
+    def _own_refusal(self) -> RekindleError | None:
+        return None if self._own is None else self._own.refusal()
+
+    @property
+    def _remedy(self) -> str:
+        if self._own is None:
+            return "start it, or look at its log"
+        return "its log may say why; if it has ended, it is started again"
 
     def _silent(self) -> RekindleError:
         silence_s = self._address.silence_s
@@ -186,17 +205,20 @@ class Backend:
             return BadRequest(f"the backend refuses this request: {message}")
         return BackendFailed(f"the backend failed with status {status}: {message}")
 
-    async def _look(self, differs: Callable[[Any], str | None]) -> None:
+    async def _look(self, differs: Callable[[Any], str | None], every_s: float) -> None:
         assert self._client is not None
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(every_s)
+            if self._own_refusal() is not None:  # which says what is wrong, and logs it
+                self._problem = None
+                continue
             try:
                 response = await self._client.get(MODELS, timeout=LOOK_EVERY_S)
                 found = response.json() if response.status_code == httpx.codes.OK else None
                 status = f"it answers {MODELS} with status {response.status_code}"
                 problem = differs(found) if found is not None else status
             except (httpx.HTTPError, ValueError) as error:
-                problem = f"it cannot be reached ({_reason(error)}): start it, or look at its log"
+                problem = f"it cannot be reached ({_reason(error)}): {self._remedy}"
             except Exception as error:
                 # Border: a list of models that cannot be read is a problem of the backend's, not of this thread.
                 problem = f"its {MODELS} cannot be read: {described(error)}"

@@ -129,7 +129,7 @@ class Components:
         """Return the threads that have died. Any thread; never blocks."""
         workers = [self.intake.worker, self.loop.worker, *(self.store.workers if self.store is not None else ())]
         if self.backend is not None:
-            workers.append(self.backend.worker)
+            workers.extend(self.backend.workers)
         return tuple(worker.death for worker in workers if worker.death is not None)
 
     def close(self) -> None:

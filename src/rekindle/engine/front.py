@@ -90,7 +90,9 @@ def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnVllm | No
         raise ConfigError("slot: a vLLM that is started here needs to know its slot: write its number")
     records = settings.store.own_directory() / "vllm" if use_store else None
     flags = shlex.split(settings.backend.flags or "")
-    return OwnVllm.start(source.fetch(), source.name, flags=flags, records=records)
+    own = OwnVllm(source.fetch(), source.name, flags=flags, records=records)
+    own.start()
+    return own
 
 
 def _computing(
