@@ -1,23 +1,33 @@
-"""A front over vLLM with our connector: a re-tokenised history with and without it, and after a kill -9 of vLLM."""
+"""A front over vLLM with our connector: a re-tokenised history with and without it, and after a kill -9 of vLLM.
+
+Also a vLLM that the front starts itself.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.coding_day.server import serving
 from benchmarks.vllm.engine import MODEL
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
-from tests.fleet.vllm_server import server
+from tests.fleet.serving import WAIT_S, until
+from tests.fleet.vllm_server import ENVIRONMENT, free_port, saved_blocks, server, wait_for
 
 BLOCK_TOKENS = 64
 DETAILS = "--enable-prompt-tokens-details"
@@ -111,3 +121,52 @@ def test_namespaces_share_nothing_hot_and_errors_are_passed_on(tmp_path: Path) -
             assert tuple(i for piece in pieces for i in piece.token_ids) == scored.token_ids and len(pieces) > 2
     with pytest.raises(urllib.error.URLError):
         post(port, "/v1/completions", {})
+
+
+@contextmanager
+def front_with_its_own(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`rekindle serve --backend vllm`, its process and port; killed at the end."""
+    port = free_port()
+    flags = "--dtype bfloat16 --max-model-len 2048 --enforce-eager --block-size 64 --distributed-executor-backend uni"
+    command = [sys.executable, "-m", "rekindle.cli", "serve", "--port", str(port), "--store", str(directory / "texts")]
+    with (directory / "log").open("a") as log:
+        process = subprocess.Popen(
+            [*command, "--backend", "vllm", "--backend-flags", flags], env=ENVIRONMENT, stdout=log, stderr=log
+        )
+    try:
+        wait_for(port, process, directory / "log")
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_vllm_that_the_front_starts_ends_with_it_and_is_warm_again(tmp_path: Path) -> None:
+    messages, reports = [{"role": "system", "content": SYSTEM}], []
+    with front_with_its_own(tmp_path) as (front, port):
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"Remember that key {turn} is in the attic."})
+            answer = chat(port, messages, max_tokens=12, temperature=0)
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            reports.append(answer["rekindle"])
+        assert [report["outcome"] for report in reports] == ["miss", "extend", "extend"]
+        first, second, third = reports
+        assert first["reused_tokens"] == 0
+        for before, after in ((first, second), (second, third)):
+            known = len(before["prompt_ids"]) + len(before["completion_ids"])
+            assert known - BLOCK_TOKENS <= after["reused_tokens"] < known
+        num_blocks = third["prompt_tokens"] // BLOCK_TOKENS
+        until(lambda: saved_blocks(tmp_path / "texts" / "vllm") >= num_blocks, "the records")
+        assert chat(port, messages[:-1], max_tokens=1)["rekindle"]["outcome"] == "exact"  # and its text is durable
+        started = psutil.Process(front.pid).children(recursive=True)
+        assert len(started) >= 3  # keeper, API server, engine
+        front.kill()
+        assert not psutil.wait_procs(started, timeout=WAIT_S)[1]
+    with front_with_its_own(tmp_path) as (front, port):
+        again = chat(port, messages[:-1], max_tokens=12, temperature=0)["rekindle"]
+        assert again["outcome"] == "exact" and again["completion_ids"] == third["completion_ids"]
+        assert again["reused_tokens"] == num_blocks * BLOCK_TOKENS
+        started = psutil.Process(front.pid).children(recursive=True)
+        front.send_signal(signal.SIGTERM)
+        front.wait(WAIT_S)
+        assert not psutil.wait_procs(started, timeout=WAIT_S)[1]

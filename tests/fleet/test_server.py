@@ -7,9 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from rekindle.store.admin import list_stores
 from tests.fleet.serving import until
-from tests.fleet.vllm_server import server
+from tests.fleet.vllm_server import saved_blocks, server
 
 
 def asked(port: int, ids: list[int]) -> tuple[str, dict[str, int]]:
@@ -22,11 +21,6 @@ def asked(port: int, ids: list[int]) -> tuple[str, dict[str, int]]:
     with urllib.request.urlopen(request, timeout=120) as response:
         answer = json.load(response)
     return answer["choices"][0]["text"], answer["kv_transfer_params"]["rekindle"]
-
-
-def saved_blocks(directory: Path) -> int:
-    """Blocks of a named agent that a start would find now."""
-    return sum(store.num_blocks for store in list_stores(directory) if store.num_agents)
 
 
 def figure(port: int, name: str) -> float:

@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.vllm.engine import ALONE, MODEL, ROOT
+from benchmarks.vllm.engine import ALONE, CODE, MODEL
+from rekindle.store.admin import list_stores
 
 START_S = 300.0
+ENVIRONMENT = os.environ | ALONE | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": ":".join(map(str, CODE))}
 
 
 @contextmanager
 def server(directory: Path, *more: str) -> Iterator[int]:
     """A server over this store with more flags, killed with its processes at the end; its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     transfer = {
         "kv_connector": "RekindleConnector",
         "kv_connector_module_path": "rekindle.bridge.vllm",
@@ -36,11 +36,10 @@ def server(directory: Path, *more: str) -> Iterator[int]:
     flags = ["--model", str(MODEL), "--served-model-name", "pocket", "--host", "127.0.0.1", "--port", str(port)]
     flags += ["--kv-transfer-config", json.dumps(transfer)]
     flags += ["--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--block-size", "64", *more]
-    env = os.environ | ALONE | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags],
-            env=env,
+            env=ENVIRONMENT,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -51,6 +50,18 @@ def server(directory: Path, *more: str) -> Iterator[int]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def saved_blocks(directory: Path) -> int:
+    """Blocks of a named agent that a start would find now."""
+    return sum(store.num_blocks for store in list_stores(directory) if store.num_agents)
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
