@@ -1,0 +1,226 @@
+"""Windows and recurrent states under a stub of an engine: it resumes at points where all that it needs is stored."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.bridge.requests import Reuse
+from rekindle.spec import STATE_WINDOW
+from tests.bridge.engine import reply_of
+from tests.bridge.hybrid import HybridEngine, HybridRequest, Kind
+from tests.bridge.stored import Stores, check_parts, prompt
+
+WINDOWS = Kind(((None, 16), (64, 16), (64, 16)))
+STATES = Kind(((None, 16), (STATE_WINDOW, 64)))
+BOTH = Kind(((None, 16), (64, 16), (64, 16), (STATE_WINDOW, 64)))
+KINDS = {"windows": WINDOWS, "states": STATES, "both": BOTH}
+# By blocks and records: the tokens that a text of 340 gives a new process, and the records whose other parts are kept.
+SIZES = {
+    "windows": (WINDOWS, 320, {1, 3, 4}),
+    "states": (STATES, 320, {1, 3, 4}),
+    "both": (BOTH, 320, {1, 3, 4}),
+    "two windows": (Kind(((None, 16), (64, 16), (128, 32))), 320, {0, 1, 2, 3, 4}),
+    "two groups of full attention": (Kind(((None, 16), (None, 32), (64, 16))), 320, {1, 3, 4}),
+    "two groups of states": (Kind(((None, 16), (STATE_WINDOW, 64), (STATE_WINDOW, 64))), 320, {1, 3, 4}),
+    "several records in a block": (Kind(((None, 128), (64, 16), (STATE_WINDOW, 64))), 256, {1, 3}),
+    "windows of several records": (Kind(((None, 16), (100, 128))), 256, {0, 1, 2, 3}),
+    "blocks across records": (Kind(((None, 48), (64, 16))), 192, {2}),
+    "windows across records": (Kind(((None, 16), (64, 48), (STATE_WINDOW, 192))), 192, {1, 2}),
+    "small records": (Kind(((None, 16), (48, 16), (STATE_WINDOW, 32)), record=16), 320, {5, 6, 7, *range(15, 20)}),
+}
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Stores]:
+    made = Stores(tmp_path)
+    yield made
+    made.close()
+
+
+def engine_of(stores: Stores, kind: Kind, staging_bytes: int = 1 << 24, **settings: object) -> HybridEngine:
+    """An engine in a new process."""
+    return HybridEngine(stores.open("native", staging_bytes, kind.layout()), kind, **settings)
+
+
+def ended(parts: list[list[int]]) -> set[int]:
+    """The records that have more than full attention."""
+    return {number for number, own in enumerate(parts) if len(own) > 1}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_new_process_continues_from_disk(stores: Stores, name: str) -> None:
+    kind, reused, kept = SIZES[name]
+    ids = prompt(300)
+    first = engine_of(stores, kind)
+    ids += first.serve("a", ids, 40)
+    assert ids == prompt(300) + reply_of(prompt(300), 40) and first.reuse["a"] == Reuse(300, 0, 0, 0)
+    first.check_blocks()
+    parts = check_parts(first.owner, kind, ids)
+    assert len(parts) == 339 // kind.record and ended(parts) == kept
+    second = engine_of(stores, kind)
+    longer = ids + prompt(40, 1)
+    assert second.serve("b", longer, 5) == reply_of(longer, 5)
+    assert second.reuse["b"] == Reuse(380, 0, reused, 0)
+    second.check_blocks()
+    check_parts(second.owner, kind, longer)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_text_that_leaves_another_resumes_at_an_earlier_point(stores: Stores, name: str) -> None:
+    kind, ids = KINDS[name], prompt(300)
+    engine_of(stores, kind).serve("a", ids, 40)
+    engine = engine_of(stores, kind)
+    for number, (end, reused) in enumerate(((290, 256), (200, 128), (100, 0))):
+        engine.forget_hot()
+        longer = ids[:end] + prompt(60, 3 + number)
+        assert engine.serve(f"b{number}", longer, 3) == reply_of(longer, 3)
+        assert engine.reuse[f"b{number}"] == Reuse(end + 60, 0, reused, 0)
+
+
+@pytest.mark.parametrize(("name", "hot"), [("windows", 96), ("states", 64), ("both", 64)])
+def test_hot_tokens_come_first(stores: Stores, name: str, hot: int) -> None:
+    kind, ids = KINDS[name], prompt(300)
+    engine_of(stores, kind).serve("a", ids, 3)
+    engine = engine_of(stores, kind)
+    engine.serve("b", ids[:100])
+    assert engine.serve("c", ids, 3) == reply_of(ids, 3)
+    assert engine.reuse["c"] == Reuse(300, hot, 256 - hot, 0)
+    assert engine.serve("d", ids, 3) == reply_of(ids, 3)
+    assert engine.reuse["d"].hot >= 256 and engine.reuse["d"].loaded == 0
+    engine.check_blocks()
+
+
+def test_requests_that_share_a_prefix_are_loaded_and_computed_together(stores: Stores) -> None:
+    shared = prompt(200)
+    engine_of(stores, BOTH).serve("a", shared, 3)
+    engine = engine_of(stores, BOTH)
+    prompts = {f"r{number}": shared + prompt(90, number) for number in range(4)}
+    for name, ids in prompts.items():
+        engine.add(HybridRequest(name, list(ids), 20))
+    engine.drain()
+    for name, ids in prompts.items():
+        assert engine.replies[name] == reply_of(ids, 20)
+        assert engine.reuse[name].reused == 192
+        assert len(check_parts(engine.owner, BOTH, ids)) == 4
+    engine.check_blocks()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_conversation_keeps_of_windows_and_states_does_not_grow(stores: Stores, name: str) -> None:
+    """The first two points, the prompt's last and the last: of windows up to two records each, of states one, and the
+    one before the end."""
+    kind, ids = KINDS[name], prompt(150)
+    for turn in range(4):
+        engine = engine_of(stores, kind, budget=64)
+        for half in range(2):
+            ids += engine.serve(f"{turn} {half}", ids, 100, agent="ada")
+        parts = check_parts(engine.owner, kind, ids)
+        for part in range(1, len(kind.layout().parts)):
+            kept = sum(part in own for own in parts)
+            assert kept <= (5 if kind.layout().parts[part].states else 8), f"{kept} records have part {part}"
+        assert part in parts[-1]
+        assert engine.serve(f"{turn} again", [*ids, 5], 2) == reply_of([*ids, 5], 2)
+        assert engine.reuse[f"{turn} again"].reused >= len(ids) - 100
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_preempted_request_resumes_from_disk(stores: Stores, name: str) -> None:
+    kind, ids = KINDS[name], prompt(250)
+    engine = engine_of(stores, kind, budget=64)
+    request = HybridRequest("a", list(ids), 20)
+    engine.add(request)
+    for _ in range(5):
+        engine.step()
+    engine.forget_hot()
+    engine.preempt(request)
+    assert engine.owner.store.flush(10)
+    engine.drain()
+    assert engine.replies["a"] == reply_of(ids, 20)
+    assert engine.owner.stats().blocks_read >= 4
+    assert len(check_parts(engine.owner, kind, request.ids)) == 4
+    assert engine.reuse["a"] == Reuse(250, 0, 0, 0)  # of the prompt, when it began
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_crowded_engine_preempts_and_every_reply_is_right(stores: Stores, name: str) -> None:
+    kind = KINDS[name]
+    prompts = {f"r{number}": prompt(150 + 20 * number, number % 3) for number in range(6)}
+    for _ in range(2):  # the second time, several wait for their loads
+        engine = engine_of(stores, kind, num_blocks=70, budget=90)
+        for request, ids in prompts.items():
+            engine.add(HybridRequest(request, list(ids), 30))
+        engine.drain()
+        engine.check_blocks()
+        for request, ids in prompts.items():
+            assert engine.replies[request] == reply_of(ids, 30)
+            check_parts(engine.owner, kind, ids + engine.replies[request])
+    assert all(engine.reuse[request].reused >= 128 for request in prompts)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_request_that_ends_while_it_waits_keeps_its_blocks_until_they_are_loaded(stores: Stores, name: str) -> None:
+    kind, ids = KINDS[name], prompt(300)
+    engine_of(stores, kind).serve("a", ids)
+    engine = engine_of(stores, kind)
+    request = HybridRequest("b", list(ids), 5)
+    engine.add(request)
+    engine.begin()
+    assert list(engine.loading) == ["b"]
+    engine.abort(request)
+    engine.check_blocks()
+    engine.end()
+    assert request.tables == () and engine.reuse["b"] is None
+    engine.check_blocks()
+    assert engine.serve("c", ids, 5) == reply_of(ids, 5) and engine.reuse["c"] == Reuse(300, 0, 256, 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_full_staging_buffer_loses_nothing_but_time(stores: Stores, name: str) -> None:
+    kind, ids = KINDS[name], prompt(480)
+    engine = engine_of(stores, kind, 1, patience_s=0.0, budget=64)
+    ids += engine.serve("a", ids, 70)
+    assert ids == prompt(480) + reply_of(prompt(480), 70)
+    check_parts(engine.owner, kind, ids)
+    assert engine.owner.stats().blocks_orphaned == 0
+    engine = engine_of(stores, kind)
+    assert engine.serve("b", [*ids, 5], 3) == reply_of([*ids, 5], 3) and engine.reuse["b"].failed == 0
+
+
+def test_workers_share_windows_by_heads(stores: Stores) -> None:
+    ids, rows = prompt(300), []
+    for writers, readers in ((2, 1), (1, 2)):
+        engine = engine_of(stores, WINDOWS, num_workers=writers)
+        ids += engine.serve("a", ids, 40)
+        rows.append(check_parts(engine.owner, WINDOWS, ids))
+        engine.close()
+        engine = engine_of(stores, WINDOWS, num_workers=readers)
+        assert engine.serve("b", [*ids, 5], 3) == reply_of([*ids, 5], 3)
+        assert engine.reuse["b"].loaded == len(ids) // 64 * 64
+        engine.close()
+    assert ids[300:340] == reply_of(prompt(300), 40)
+
+
+@pytest.mark.parametrize("after", [2, 4, 7, 20])
+def test_after_a_kill_whole_points_are_left(tmp_path: Path, after: int) -> None:
+    """The directory as it is at some time, its newest records perhaps not yet in the index."""
+    stores, ids = Stores(tmp_path / "first"), prompt(300)
+    engine = engine_of(stores, BOTH, budget=64)
+    request = HybridRequest("a", list(ids), 60)
+    engine.add(request)
+    for _ in range(after):
+        engine.step()
+    assert engine.owner.store.flush(10)
+    subprocess.run(["cp", "-r", "--sparse=always", tmp_path / "first", tmp_path / "second"], check=True)
+    stores.close()
+    stores = Stores(tmp_path / "second")
+    engine = engine_of(stores, BOTH)
+    check_parts(engine.owner, BOTH, ids)
+    assert engine.serve("b", [*ids, 5], 3) == reply_of([*ids, 5], 3)
+    assert engine.reuse["b"].failed == 0 and not engine.spoilt
+    assert engine.serve("c", ids, 60) == reply_of(ids, 60)
+    check_parts(engine.owner, BOTH, ids + engine.replies["c"])
+    stores.close()
