@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.bridge.requests import Reuse
+from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
+from rekindle.bridge.steps import StepReport
 from rekindle.spec import STATE_WINDOW
-from tests.bridge.engine import reply_of
+from tests.bridge.engine import DEFAULT, reply_of
 from tests.bridge.hybrid import HybridEngine, HybridRequest, Kind
-from tests.bridge.stored import Stores, check_parts, prompt
+from tests.bridge.stored import STATE_OFFSET, Stores, check_parts, damage, prompt, records_of
 
 WINDOWS = Kind(((None, 16), (64, 16), (64, 16)))
 STATES = Kind(((None, 16), (STATE_WINDOW, 64)))
@@ -224,3 +225,51 @@ def test_after_a_kill_whole_points_are_left(tmp_path: Path, after: int) -> None:
     assert engine.serve("c", ids, 60) == reply_of(ids, 60)
     check_parts(engine.owner, BOTH, ids + engine.replies["c"])
     stores.close()
+
+
+DAMAGED = [
+    (name, part, record)
+    for name, kind in KINDS.items()
+    for part in range(len(kind.layout().parts))
+    for record in (1, 3)
+]
+
+
+@pytest.mark.parametrize(("name", "part", "record"), DAMAGED)
+def test_a_damaged_part_is_matched_again_and_saved_again(stores: Stores, name: str, part: int, record: int) -> None:
+    """Of records 1 and 3 all parts are stored, as the points after 128 and 256 tokens need them."""
+    kind, ids = KINDS[name], prompt(300)
+    reply = engine_of(stores, kind).serve("a", ids, 5)
+    owner = stores.open(layout=kind.layout())
+    before = check_parts(owner, kind, ids)
+    assert ended(before) == {1, 3}
+    damage(stores.directory, records_of(owner, ids)[record], part, STATE_OFFSET)
+    engine = HybridEngine(owner, kind)
+    assert engine.serve("b", ids, 5) == reply
+    needs = part == 0 or record == 3  # for the last point
+    reused = (128 if record == 3 else 0) if needs else 256
+    assert engine.reuse["b"] == Reuse(300, 0, reused, 256 - reused)
+    assert owner.stats().bad_records == needs
+    again = engine_of(stores, kind)
+    assert again.serve("c", ids, 5) == reply and again.reuse["c"] == Reuse(300, 0, 256, 0)
+    if needs:
+        assert check_parts(again.owner, kind, ids) == before
+
+
+def test_a_record_that_is_found_and_never_read_is_computed(stores: Stores) -> None:
+    """As where threads that read have died: the planner does not ask for it again and again."""
+    ids = prompt(300)
+    engine_of(stores, BOTH).serve("a", ids, 5)
+    planner = engine_of(stores, BOTH).planner
+    request = EngineRequest("b", ids, DEFAULT)
+    tables = [list(range(1, 20)), [0] * 12 + list(range(20, 24)), [0] * 12 + list(range(24, 28)), [0, 0, 0, 28]]
+    tried = list[int]()
+    while (external := planner.match(request, 0)) and len(tried) < 5:
+        tried.append(external)
+        planner.promise("b", external, tables)
+        plan = planner.plan([], {}.__getitem__)
+        planner.report(StepReport(loaded={load.key: max(0, len(load.blocks) - 1) for load in plan.loads}))
+    assert tried == [256, 128]
+    planner.promise("b", 0, tables)
+    planner.plan([Scheduled("b", 0, 128, begins=True)], {"b": tables}.__getitem__)
+    assert planner.finish("b") == Reuse(300, 0, 0, 256)

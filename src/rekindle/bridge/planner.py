@@ -99,7 +99,7 @@ class Planner:
 
     def _find(self, tracked: Tracked, computed: int) -> tuple[int, list[StoredBlock]]:
         """The records from that of the `computed` token on that are on disk, and the number of the first."""
-        usable = min(len(tracked.request.token_ids) - 1, tracked.limit) // self._record_tokens
+        usable = min(min(len(tracked.request.token_ids) - 1, tracked.limit) // self._record_tokens, tracked.readable)
         first = computed // self._record_tokens
         if usable <= first:
             return first, []
@@ -192,6 +192,8 @@ class Planner:
             tracked.failed = max(0, tracked.failed - each.computed)
         if each.begins:
             tracked.since = each.computed
+            tracked.readable = 1 << 62
+            tracked.unread.clear()
             tracked.extend_names(start // self._record_tokens)
             tracked.done = self._owner.num_known(tracked.names[: start // self._record_tokens])
         if not promised:
@@ -278,7 +280,7 @@ class Planner:
             return
         if self.loads_ahead:
             intact = loading.start
-            self._match_again(tracked, loading)
+            self._match_again(loading, missing[0])
         else:
             intact = max(loading.start, missing[0] * self._record_tokens)
             self._dirty.update(block for blocks in loading.blocks[count:] for block in blocks if block != ABSENT)
@@ -291,11 +293,18 @@ class Planner:
             loading.end - loading.start,
         )
 
-    def _match_again(self, tracked: Tracked, loading: _Loading) -> None:
-        """Forget what was found for a request that waits: the engine will ask again, or compute it."""
+    def _match_again(self, loading: _Loading, missing: int) -> None:
+        """Forget what was found for a request that waits: the engine will ask again, or compute it.
+
+        The `missing` record loses its other parts when it is saved again, so that they are saved again, too. If it is
+        found once more and still cannot be read, the request computes it.
+        """
+        tracked = loading.tracked
         tracked.asked, tracked.arrived = None, 0
-        tracked.points = [point for point in tracked.points if point < loading.end]
-        tracked.kept.difference_update((loading.part, record) for record in loading.records)
+        if missing in tracked.unread:
+            tracked.readable = min(tracked.readable, missing)
+        tracked.unread.add(missing)
+        tracked.forget_from(missing)
         if loading.is_first:
             tracked.failed = max(tracked.failed, loading.end)  # less what is there once it is scheduled
 

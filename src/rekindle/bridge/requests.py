@@ -69,6 +69,7 @@ class Tracked:
 
     `done`: records that are saved, queued or offered. `points`: tokens after which the engine may go on, as their parts
     that end were loaded or offered; those up to `since` were considered. `kept`: the records of these, by part.
+    `unread`: records that could not be loaded since it was last scheduled; from `readable` on none is tried again.
     """
 
     request: EngineRequest
@@ -86,6 +87,8 @@ class Tracked:
     points: list[int] = field(default_factory=list)
     since: int = 0
     kept: set[tuple[int, int]] = field(default_factory=set)
+    unread: set[int] = field(default_factory=set)
+    readable: int = 1 << 62
     tainted: bool = False
     ended: bool = False
     hot: int | None = None
@@ -115,6 +118,11 @@ class Tracked:
         """Token ids of records `first` to `end`."""
         part = self.request.token_ids[first * self.record_tokens : end * self.record_tokens]
         return np.array(token_ids(list(part)))
+
+    def forget_from(self, record: int) -> None:
+        """Count no part of this record and of later ones as kept, and no point that needs one."""
+        self.points = [point for point in self.points if point <= record * self.record_tokens]
+        self.kept = {(part, number) for part, number in self.kept if number < record}
 
     def parent(self, record: int) -> BlockHash:
         """The name before that of a record."""
