@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.bridge.planner import PAUSE
 from rekindle.bridge.requests import EngineRequest, Reuse, Scheduled
 from rekindle.bridge.steps import StepReport
 from rekindle.spec import STATE_WINDOW
@@ -273,3 +274,50 @@ def test_a_record_that_is_found_and_never_read_is_computed(stores: Stores) -> No
     planner.promise("b", 0, tables)
     planner.plan([Scheduled("b", 0, 128, begins=True)], {"b": tables}.__getitem__)
     assert planner.finish("b") == Reuse(300, 0, 0, 256)
+
+
+def test_a_point_without_a_valid_encoding_takes_the_place_of_none(stores: Stores) -> None:
+    """Of the points after 64, 128, 192, 256, 320 and 384 tokens the last two have windows that 4 bits cannot hold."""
+    ids, layout = prompt(400), WINDOWS.layout("q4h")
+    engine = HybridEngine(stores.open("q4h", layout=layout), WINDOWS, budget=70)
+    request = HybridRequest("a", list(ids), 5)
+    engine.add(request)
+    for bad in (None, None, None, 275, 345):
+        engine.step()
+        if bad is not None:
+            engine.workers[0].attention[2].cache[request.tables[1][bad // 16], :, bad % 16] = float("nan")
+    engine.drain()
+    assert ended([sorted(block.parts) for block in records_of(engine.owner, ids)]) == {0, 1, 2, 3}
+    engine = HybridEngine(stores.open("q4h", layout=layout), WINDOWS)
+    engine.serve("b", ids)
+    assert engine.reuse["b"] == Reuse(400, 0, 256, 0)
+
+
+@pytest.mark.parametrize(("paused", "reused"), [(3, 384), (20, 256)])
+def test_what_passes_during_a_pause_takes_the_place_of_no_point(stores: Stores, paused: int, reused: int) -> None:
+    """Nothing is saved for some steps; after the long pause the window of the last point is not there any more."""
+    ids = prompt(394)
+    engine = engine_of(stores, WINDOWS, budget=64)
+    engine.add(HybridRequest("a", list(ids), 30))
+    for _ in range(4):
+        engine.step()
+    engine.planner.report(StepReport(stalled_s=paused / PAUSE))
+    engine.drain()
+    parts = check_parts(engine.owner, WINDOWS, ids + engine.replies["a"])
+    assert len(parts) == 6 and ended(parts) == {0, 1, 2, reused // 64 - 1}
+    engine = engine_of(stores, WINDOWS)
+    assert engine.serve("b", ids, 30) == reply_of(ids, 30) and engine.reuse["b"] == Reuse(394, 0, reused, 0)
+
+
+def test_a_window_that_the_store_had_no_room_for_is_offered_again(stores: Stores) -> None:
+    planner = engine_of(stores, WINDOWS).planner
+    planner.match(EngineRequest("a", prompt(150), DEFAULT), 0)
+    tables = {"a": [list(range(10 * group + 1, 10 * group + 11)) for group in range(3)]}.__getitem__
+    full, window = planner.plan([Scheduled("a", 0, 150, begins=True)], tables).saves
+    assert (full.part, len(full.blocks), window.part, len(window.blocks)) == (0, 2, 1, 1)
+    planner.report(StepReport(saved={full.key: 2, window.key: 0}))
+    (again,) = planner.plan([Scheduled("a", 150, 1)], tables).saves
+    assert again.part == 1 and again.blocks == window.blocks
+    planner.report(StepReport(saved={again.key: 1}))
+    assert not planner.plan([Scheduled("a", 151, 1)], tables).saves
+    planner.check()

@@ -257,7 +257,10 @@ class Planner:
         return Save(key, tuple(blocks), after, part)
 
     def _save_point(self, tracked: Tracked, point: int, tables: Tables) -> Iterator[Save]:
-        """Save the parts that end of the records that a point needs, as far as the engine has them."""
+        """Save the parts that end of the records that a point needs, as far as the engine has them.
+
+        It is a point only if it has them all: after a pause some may have been given back.
+        """
         for part in self._groups.ending_parts:
             records = [record for record in self._groups.needed(part, point) if (part, record) not in tracked.kept]
             blocks = {record: self._groups.pieces(part, record, tables) for record in records}
@@ -265,7 +268,12 @@ class Planner:
             if whole:
                 tracked.kept.update((part, record) for record in whole)
                 yield self._save(tracked, whole, [blocks[record] for record in whole], part=part)
-        tracked.points.append(point)
+        if self._needs(point) <= tracked.kept:
+            tracked.points.append(point)
+
+    def _needs(self, point: int) -> set[tuple[int, int]]:
+        """The parts that end, each with the number of its record, that a point needs."""
+        return {(part, record) for part in self._groups.ending_parts for record in self._groups.needed(part, point)}
 
     def _loads_of(self, table: Sequence[int], end: int) -> tuple[int, ...]:
         """The unconfirmed loads into the blocks of the first `end` records."""
@@ -312,7 +320,7 @@ class Planner:
         tracked, records = saving.tracked, saving.records
         tracked.offered.discard(key)
         if saving.part:
-            tracked.kept.difference_update((saving.part, record) for record in records[count:])
+            self._lose(tracked, {(saving.part, record) for record in records[count:]}, again=not is_unfit)
         elif count < len(records):
             tracked.done = min(tracked.done, records[count])
             if is_unfit:
@@ -320,11 +328,20 @@ class Planner:
         if tracked.ended and not tracked.offered:
             self._save_turn(tracked)
 
+    def _lose(self, tracked: Tracked, lost: set[tuple[int, int]], *, again: bool) -> None:
+        """Count no point that needs these parts; consider it `again`, while the engine has them."""
+        tracked.kept -= lost
+        points = [point for point in tracked.points if not lost.isdisjoint(self._needs(point))]
+        tracked.points = [point for point in tracked.points if point not in points]
+        if again and points:
+            tracked.since = min(tracked.since, *(point - 1 for point in points))
+
     def _save_turn(self, tracked: Tracked) -> None:
         if tracked.done and not self._stopped:
             request, names = tracked.request, tracked.names[: tracked.done]
+            points = [point for point in tracked.points if point <= tracked.done * self._record_tokens]
             worth = partial(self._points.worth_keeping, prompt_tokens=tracked.prompt_tokens)
-            self._owner.finish(request.scope, request.agent, tracked.root, names, tracked.points, worth)
+            self._owner.finish(request.scope, request.agent, tracked.root, names, points, worth)
 
     def check(self) -> None:
         """Assert that what is on its way belongs to requests, and that none has more done than it has names."""
