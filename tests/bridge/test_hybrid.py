@@ -321,3 +321,35 @@ def test_a_window_that_the_store_had_no_room_for_is_offered_again(stores: Stores
     planner.report(StepReport(saved={again.key: 1}))
     assert not planner.plan([Scheduled("a", 151, 1)], tables).saves
     planner.check()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_turn_that_ends_leaves_the_points_of_running_requests(stores: Stores, name: str) -> None:
+    """Both have the first 200 tokens; the one that ends first needs no windows and states in them."""
+    kind, shared = KINDS[name], prompt(200)
+    engine = engine_of(stores, kind, budget=256)
+    first, second = HybridRequest("a", shared + prompt(20, 8), 30), HybridRequest("b", shared + prompt(200, 9), 3)
+    engine.add(first)
+    engine.step()
+    engine.add(second)
+    while second in [*engine.waiting, *engine.running]:
+        engine.step()
+    assert first in engine.running
+    engine.drain()
+    engine = engine_of(stores, kind)
+    ids = first.ids[:220]
+    assert engine.serve("c", ids, 3) == reply_of(ids, 3) and engine.reuse["c"] == Reuse(220, 0, 192, 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_where_a_conversation_began_among_hot_blocks_is_a_point_of_its_own(stores: Stores, name: str) -> None:
+    """Eve's prompt is Ada's, and so is its last point; Ada goes on and keeps others."""
+    kind, ids = KINDS[name], prompt(220)
+    engine = engine_of(stores, kind, budget=64)
+    for turn, length in enumerate((100, 170, 220)):
+        engine.serve(f"ada {turn}", ids[:length], agent="ada")
+    engine.serve("eve", ids, 130, agent="eve")
+    assert engine.reuse["eve"].hot >= 192
+    engine.serve("ada", [*ids, *prompt(200, 1)], agent="ada")
+    engine = engine_of(stores, kind)
+    assert engine.serve("eve", ids, 60) == reply_of(ids, 60) and engine.reuse["eve"] == Reuse(220, 0, 192, 0)

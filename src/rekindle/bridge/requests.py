@@ -124,6 +124,21 @@ class Tracked:
         self.points = [point for point in self.points if point <= record * self.record_tokens]
         self.kept = {(part, number) for part, number in self.kept if number < record}
 
+    def points_from_start(self, step: int) -> set[int]:
+        """Its points; where there is none in its prompt, also the last multiple of `step` that it began with."""
+        start = ((self.hot or 0) + self.loaded) // step * step
+        has_none = not any(point <= self.prompt_tokens for point in self.points)
+        return {*self.points, start} if start and has_none else {*self.points}
+
+    def points_in(self, names: Sequence[BlockHash]) -> list[int]:
+        """The points that it shares with a request whose records have these names."""
+        size = self.record_tokens
+        return [
+            point
+            for point in self.points
+            if self.names[point // size - 1 : point // size] == names[point // size - 1 : point // size] != []
+        ]
+
     def parent(self, record: int) -> BlockHash:
         """The name before that of a record."""
         return self.names[record - 1] if record else self.root
