@@ -15,7 +15,8 @@ from typing import Any
 class Foreign:
     """Where it listens (empty: anywhere), and what it answers: a status, headers, the bytes of a body.
 
-    `hangs`: after these bytes it says nothing more, until the other side closes.
+    `hangs`: after these bytes it says nothing more, until the other side closes. `more`: its other models, as it lists
+    them. `prompt_token_ids`: what it says a prompt was.
     """
 
     url: str = ""
@@ -27,6 +28,8 @@ class Foreign:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     hangs: bool = False
+    more: list[dict[str, Any]] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
@@ -57,7 +60,7 @@ def foreign(**more: Any) -> Iterator[Foreign]:
             entry: dict[str, Any] = {"id": state.model, "object": "model"}
             if state.max_model_len is not None:
                 entry["max_model_len"] = state.max_model_len
-            self._send(200, {}, json.dumps({"data": [entry]}).encode())
+            self._send(200, {}, json.dumps({"data": [entry, *state.more]}).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -68,8 +71,9 @@ def foreign(**more: Any) -> Iterator[Foreign]:
                 else:
                     self._send(200, {}, json.dumps({"tokens": state.tokens}).encode())
             elif not body.get("stream"):
-                choice = {"token_ids": [5], "text": ""} if state.returns_ids else {"text": ""}
-                self._send(200, {}, json.dumps({"choices": [choice]}).encode())
+                choice: dict[str, Any] = {"token_ids": [5], "text": ""} if state.returns_ids else {"text": ""}
+                asked = {} if state.prompt_token_ids is None else {"prompt_token_ids": state.prompt_token_ids}
+                self._send(200, {}, json.dumps({"choices": [choice | asked]}).encode())
             else:
                 state.asked.append(body)
                 self._stream()

@@ -18,6 +18,8 @@ from tests.front.foreign import Foreign, chunk, foreign, usage
 from tests.server.conftest import Answer, Served
 from tests.server.scripted import serving
 
+SENT = set("model prompt stream stream_options return_token_ids max_tokens temperature top_p".split())
+SENT |= {"presence_penalty", "frequency_penalty"}
 BODY = {"messages": [{"role": "user", "content": "talk"}], "max_tokens": 5}
 
 
@@ -38,8 +40,30 @@ def test_a_foreign_server_is_enough(scripted_model: Path) -> None:
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
         (sent,) = backend.asked
         assert sent["kv_transfer_params"] == {"namespace": "default", "agent": "ada"} and sent["cache_salt"]
+        assert sent["top_k"] == 0 and sent["repetition_penalty"] == 1.0  # else vLLM takes the model's own
         assert set(backend.keys) == {"Bearer sesame"}
         assert "whether its tokenizer is the same is not known" in " ".join(front.engine.notes)
+
+
+def test_what_a_server_is_sent_that_is_not_vllm(scripted_model: Path) -> None:
+    with (
+        foreign(body=chunk([5], "length") + usage(0)) as backend,
+        serving(model=str(scripted_model), store="off", backend=f"openai={backend.url}/v1") as front,
+    ):
+        assert chat(front, n=2, seed=7, top_p=0.5).status == 200
+        assert {body.pop("seed") for body in backend.asked} == {7, 8}
+        assert backend.asked[0] == backend.asked[1] and set(backend.asked[0]) == SENT
+
+
+def test_counts_of_reuse_are_those_of_the_last_chunk_and_of_the_prompt(scripted_model: Path) -> None:
+    counted = {"usage": {"prompt_tokens_details": {"cached_tokens": 3}}}
+    body = chunk([5], **counted) + chunk([6], "length") + usage(1_000_000)
+    with foreign(body=body) as backend, over(scripted_model, backend) as front:
+        usage_of = chat(front, max_tokens=2).json["usage"]  # the reply ends here before the last chunk comes
+        assert usage_of["prompt_tokens_details"]["cached_tokens"] == usage_of["prompt_tokens"] > 3
+        assert front.engine.stats().reused_tokens == usage_of["prompt_tokens"]
+        (sent,) = backend.asked
+        assert sent["kv_transfer_params"] == {"namespace": "default"}  # nobody said who asks
 
 
 def test_namespaces_have_salts_of_their_own(scripted_model: Path) -> None:
@@ -60,6 +84,7 @@ def test_namespaces_have_salts_of_their_own(scripted_model: Path) -> None:
         (400, {}, b'{"error": {"message": "bad top_k"}}', 400, "bad top_k"),
         (401, {}, b"", 502, "REKINDLE_BACKEND_KEY"),
         (200, {}, b"", 502, "broke off"),
+        (200, {}, chunk([5]), 502, "broke off"),
         (200, {}, chunk([1 << 40], "length") + usage(0), 502, "which the model does not have"),
         (200, {}, b"data: nonsense\n\n", 502, "no chunk of a completion"),
         (200, {}, b'data: {"error": {"message": "it burns"}}\n\n', 502, "it burns"),
@@ -177,3 +202,5 @@ def test_a_context_that_nobody_names(scripted_model: Path, tmp_path: Path) -> No
             pass
         with over(model, backend, max_context=512) as front:  # which has no weights
             assert front.engine.max_context == 512
+    with foreign(max_model_len=300) as backend, over(scripted_model, backend) as front:
+        assert front.engine.max_context == 300

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from rekindle.errors import ConfigError
 from rekindle.store import admin
 from tests.front.conftest import Pair, fronting
+from tests.front.foreign import chunk, foreign, usage
 from tests.server.conftest import Served
 from tests.server.scripted import serving
 
@@ -73,12 +76,33 @@ def test_texts_outlast_the_front(scripted_model: Path, computing: Served, tmp_pa
 
 
 def test_a_text_takes_few_bytes(pair: Pair) -> None:
-    engine = pair.front.engine
+    engine, text = pair.front.engine, "talk of salt and of bread " * 30
+    said = text_of(asked(pair.front, "eli", text))
+    engine.flush()
+    before = engine.stats().store
+    second = asked(pair.front, "eli", text, said, "talk on")["rekindle"]
     engine.flush()
     store = engine.stats().store
-    assert store is not None and store["used_bytes"] == 4096 * store["num_blocks"]
-    info = engine.agents()[0]
+    assert before is not None and store is not None and store["used_bytes"] == 4096 * store["num_blocks"]
+    num_new = second["prompt_tokens"] - second["reused_tokens"] + len(second["completion_ids"])
+    assert second["prompt_tokens"] > 5 * 64 > num_new  # what both turns share is stored once
+    assert 0 <= store["num_blocks"] - before["num_blocks"] <= -(-num_new // 64)
+    info = engine.agent("eli").info()
     assert (info.hot_tokens, info.warm_tokens) == (0, 0) and info.saved_tokens == info.num_tokens
+
+
+def test_another_tokenizer_finds_nothing(scripted_model: Path, tmp_path: Path) -> None:
+    model, body = tmp_path / scripted_model.name, chunk([5], "length") + usage(0)
+    shutil.copytree(scripted_model, model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].pop()
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with foreign(body=body) as backend:
+        for directory, num_found in ((scripted_model, 0), (model, 0), (scripted_model, 1)):
+            flags = {"store": str(tmp_path / "texts"), "backend": f"vllm={backend.url}"}
+            with serving(model=str(directory), **flags) as front:
+                assert front.engine.num_warm_agents == num_found
+                asked(front, "gus", LONG)
 
 
 @pytest.mark.parametrize("path", ["load", "offload"])

@@ -4,6 +4,7 @@ from tools.defects.calls import STRICT_CALLS
 from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.fleets import FLEET
+from tools.defects.front import FRONTS
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
@@ -38,4 +39,5 @@ MUTANTS = (
     *REPLICAS,
     *SECRET,
     *TIER,
+    *FRONTS,
 )
