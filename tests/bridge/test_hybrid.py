@@ -30,6 +30,7 @@ SIZES = {
     "two groups of states": (Kind(((None, 16), (STATE_WINDOW, 64), (STATE_WINDOW, 64))), 320, {1, 3, 4}),
     "several records in a block": (Kind(((None, 128), (64, 16), (STATE_WINDOW, 64))), 256, {1, 3}),
     "windows of several records": (Kind(((None, 16), (100, 128))), 256, {0, 1, 2, 3}),
+    "blocks longer than windows": (Kind(((None, 16), (48, 256), (STATE_WINDOW, 64))), 256, {0, 1, 2, 3}),
     "blocks across records": (Kind(((None, 48), (64, 16))), 192, {2}),
     "windows across records": (Kind(((None, 16), (64, 48), (STATE_WINDOW, 192))), 192, {1, 2}),
     "small records": (Kind(((None, 16), (48, 16), (STATE_WINDOW, 32)), record=16), 320, {5, 6, 7, *range(15, 20)}),

@@ -96,6 +96,20 @@ class Groups:
         first = min(max(0, point - window + 1) // size * size for size in sizes)
         return range(first // self.record_tokens, end)
 
+    def positions(self, point: int) -> set[int]:
+        """The positions that a store has to keep parts for, so that a point has all records that it needs.
+
+        A store keeps for each a window before it and one record more, and an engine needs all that is in its blocks.
+        """
+        found = {point + 1}  # the token that is computed first
+        for part in self.ending_parts:
+            window = self.window(part)
+            assert window is not None, f"part {part} does not end"
+            first, size = self.needed(part, point).start, self.record_tokens
+            if window != STATE_WINDOW and (point + 1 - size - window) // size > first:
+                found.update(range((first + 1) * size + window, point + 1, window))
+        return found
+
     def pieces(self, part: int, record: int, tables: Tables, start: int = 0, end: int = 1 << 62) -> Blocks:
         """The pieces of a record's part, `ABSENT` those that the request has no block for or that are not wholly in
         the tokens `start` to `end`."""

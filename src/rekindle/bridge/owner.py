@@ -157,23 +157,25 @@ class RecordOwner:
         agent: str | None,
         root: BlockHash,
         names: Sequence[BlockHash],
-        points: Collection[int] = (),
-        worth: Callable[[Collection[int]], set[int]] = set,
-        shared: Collection[int] = (),
+        points: Collection[int],
+        *,
+        worth: Callable[[Collection[int]], set[int]],
+        shared: Collection[int],
+        positions_of: Callable[[int], Iterable[int]],
     ) -> None:
         """Save the end of a turn after its records: `names` of all that were saved, at least one.
 
         `points`: token counts after which an engine may go on; what is `worth` it of these and of those of the branch's
         earlier turns stays, with the parts that end. `shared` ones, of requests that have not ended, stay until its
-        next turn.
+        next turn. `positions_of` a point are those that the store keeps parts for.
         """
         now = time.time()
         place = self._branches.place(scope.namespace, agent, names, now)
         tokens = len(names) * self.layout.block_tokens
         record = SequenceRecord(place.namespace, place.agent, place.branch, root, names[-1], tokens, tokens, now)
         kept = self._branches.points(place, points, worth) | {*shared}
-        following = tuple(sorted(point + 1 for point in kept))  # the token that is computed first
-        self.store.save_turn(replace(record, resume_points=following, is_rolling=True))
+        positions = tuple(sorted({at for point in kept for at in positions_of(point)}))
+        self.store.save_turn(replace(record, resume_points=positions, is_rolling=True))
 
     def stats(self) -> StoreStats:
         """The figures of the store."""

@@ -337,16 +337,20 @@ class Planner:
             tracked.since = min(tracked.since, *(point - 1 for point in points))
 
     def _save_turn(self, tracked: Tracked) -> None:
-        if tracked.done and not self._stopped:
-            request, names = tracked.request, tracked.names[: tracked.done]
-            points = {
-                point
-                for point in tracked.points_from_start(self._groups.resume_tokens)
-                if point <= tracked.done * self._record_tokens
-            }
-            worth = partial(self._points.worth_keeping, prompt_tokens=tracked.prompt_tokens)
-            shared = {point for other in self._requests.values() for point in other.points_in(names)}
-            self._owner.finish(request.scope, request.agent, tracked.root, names, points, worth, shared)
+        if not tracked.done or self._stopped:
+            return
+        request, names = tracked.request, tracked.names[: tracked.done]
+        points = tracked.points_from_start(self._groups.resume_tokens)
+        self._owner.finish(
+            request.scope,
+            request.agent,
+            tracked.root,
+            names,
+            [point for point in points if point <= tracked.done * self._record_tokens],
+            worth=partial(self._points.worth_keeping, prompt_tokens=tracked.prompt_tokens),
+            shared={point for other in self._requests.values() for point in other.points_in(names)},
+            positions_of=self._groups.positions,
+        )
 
     def check(self) -> None:
         """Assert that what is on its way belongs to requests, and that none has more done than it has names."""
