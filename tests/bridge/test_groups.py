@@ -9,6 +9,7 @@ from rekindle.bridge.groups import NULL, Group, Groups
 from rekindle.bridge.names import Scope
 from rekindle.bridge.points import ResumePoints
 from rekindle.bridge.requests import EngineRequest, Scheduled, Tracked
+from rekindle.bridge.settings import BridgeSettings
 from rekindle.bridge.steps import ABSENT
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.identity import BlockIdentity
@@ -81,6 +82,41 @@ def test_a_store_keeps_the_records_that_a_point_needs(window: int, block: int) -
             kept = {record for at in groups.positions(point) for record in kept_blocks(at, size, 64)}
             assert kept >= set(groups.needed(part, point))
         assert block > 64 or groups.positions(point) == {point + 1}
+
+
+@pytest.mark.parametrize(
+    ("block", "window", "record"),
+    [
+        (16, 512, 64),
+        (16, 2047, 64),
+        (32, 100, 64),
+        (64, 128, 64),
+        (16, 96, 32),
+        (48, 64, 32),
+        (16, 48, 16),
+        (16, 100, 16),
+    ],
+)
+def test_records_are_as_large_as_an_engine_holds_them_at_each_point_of_a_reply(
+    block: int, window: int, record: int
+) -> None:
+    """Token by token, it gives a block back as soon as the next token does not read it."""
+    settings = BridgeSettings(dir="/kv")
+    assert settings.record_tokens([16, block], (), [(block, window)]) == record
+    assert settings.record_tokens([16, block, 16], [96], [(block, window)]) == min(record, 32)
+    for size, is_held in ((record, True), (2 * record, record == 64)):
+        groups = Groups([Group(0, 16), Group(1, block, window)], size)
+        point = -(-3000 // groups.resume_tokens) * groups.resume_tokens
+        passed = (point - window) // block  # of the table in the step that computes the last token before the point
+        tables = [range(1, 400), [NULL if number < passed else number + 1 for number in range(point // block)]]
+        found = [piece for each in groups.needed(1, point) for piece in groups.pieces(1, each, tables)]
+        assert (ABSENT not in found) or not is_held
+        assert is_held or ABSENT in found
+
+
+def test_records_of_windows_that_no_size_holds_are_as_large_as_without_them() -> None:
+    assert BridgeSettings(dir="/kv").record_tokens([16, 24], (), [(24, 24)]) == 64
+    assert BridgeSettings(dir="/kv", block_tokens=64).record_tokens([16, 16], (), [(16, 48)]) == 64
 
 
 GROUPS = Groups([FULL, WINDOW, STATE], 64)

@@ -27,7 +27,7 @@ class BridgeSettings:
     `dir`: directory of the store; `{dp_rank}` in it stands for the number of a data-parallel engine. `format`: native
     keeps the engine's bits, q4h 4 bits of them. `disk`, `staging`: sizes as `20GiB` (None: as our own engine's).
     `readers`: threads that read (None: half of the cores, 2 to 8).
-    `block_tokens`: of a record (None: 64, the engine's blocks if they are larger, less if it keeps states more often).
+    `block_tokens`: of a record (None: 64, the engine's blocks if they are larger, less where states or windows ask it).
     `patience_ms`: how long a step waits for a disk that cannot keep up before what is left is saved in a later one.
     `namespaces`: those whose agents a rebuild of a damaged index finds again. `model`: the model's directory (None: the
     engine's).
@@ -72,15 +72,20 @@ class BridgeSettings:
             readers=self.readers or min(MOST_READERS, max(2, (os.cpu_count() or 2) // 2)),
         )
 
-    def record_tokens(self, blocks: Sequence[int], states: Sequence[int] = ()) -> int:
+    def record_tokens(
+        self, blocks: Sequence[int], states: Sequence[int] = (), windows: Sequence[tuple[int, int]] = ()
+    ) -> int:
         """Tokens of a record for an engine whose groups have blocks of these tokens, and a state after each of these.
 
-        ConfigError if they do not fit together.
+        `windows`: the tokens of a block and of the window, of each group that has one. ConfigError if they do not fit
+        together.
         """
         wanted = self.block_tokens or max(RECORD_TOKENS, blocks[0] if len(blocks) == 1 and not states else 0)
         if self.block_tokens is None:
             while wanted > LEAST_TOKENS and any(tokens % wanted for tokens in states):
                 wanted //= 2
+            halves = (size for size in (wanted, wanted // 2, wanted // 4) if size >= LEAST_TOKENS)
+            wanted = next((size for size in halves if all(_is_held(size, *each) for each in windows)), wanted)
         if not LEAST_TOKENS <= wanted <= 256 or wanted & (wanted - 1):
             raise ConfigError(
                 f"records of {wanted} tokens: they have 16 to 256, a power of two; run the engine with --block-size 64"
@@ -96,3 +101,9 @@ class BridgeSettings:
                 f"{wanted}: choose another --block-size, or block_tokens that divides it"
             )
         return wanted
+
+
+def _is_held(record: int, block: int, window: int) -> bool:
+    """Whether an engine that decodes token by token still holds all records of a window when the last one is full."""
+    needed = -(-(window - 1) // block) * block
+    return -(-needed // record) * record <= -(-window // block) * block

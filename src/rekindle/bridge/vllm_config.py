@@ -55,15 +55,17 @@ class Geometry:
             raise ModelRefused(f"layers keep KV in {dtypes}, and may not differ in this")
         dtype = dtypes.pop()
         sizes = [_block_tokens(layers, number) for number in range(len(kv_cache_config.kv_cache_groups))]
-        states = {layer.group for layer in layers if layer.window == STATE_WINDOW}
+        windows = [next(layer.window for layer in layers if layer.group == number) for number in range(len(sizes))]
+        each = list(zip(sizes, windows, strict=True))
         record_tokens = settings.record_tokens(
-            [size for number, size in enumerate(sizes) if number not in states], [sizes[number] for number in states]
+            [size for size, window in each if window != STATE_WINDOW],
+            [size for size, window in each if window == STATE_WINDOW],
+            [(size, window) for size, window in each if window is not None and window != STATE_WINDOW],
         )
         shapes = [_shape(layer, vllm_config) for layer in layers]
         layout = record_layout(shapes, dtype, settings.format, record_tokens)
         parts = {part.window: part.index for part in layout.parts}
-        windows = [next(layer.window for layer in layers if layer.group == number) for number in range(len(sizes))]
-        groups = [Group(parts[window], size, window) for window, size in zip(windows, sizes, strict=True)]
+        groups = [Group(parts[window], size, window) for size, window in each]
         return cls(layers, Groups(groups, record_tokens), dtype, layout)
 
     def of_part(self, part: int) -> list[EngineLayer]:
