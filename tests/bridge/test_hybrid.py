@@ -207,6 +207,30 @@ def test_workers_share_windows_by_heads(stores: Stores) -> None:
     assert ids[300:340] == reply_of(prompt(300), 40)
 
 
+def test_all_workers_match_again_what_one_could_not_load(stores: Stores) -> None:
+    ids = prompt(300)
+    reply = engine_of(stores, WINDOWS).serve("a", ids, 5)
+    owner = stores.open(layout=WINDOWS.layout())
+    damage(stores.directory, records_of(owner, ids)[3], 1)
+    engine = HybridEngine(owner, WINDOWS, num_workers=2)
+    assert engine.serve("b", ids, 5) == reply and engine.reuse["b"] == Reuse(300, 0, 128, 128)
+    check_parts(owner, WINDOWS, ids)
+    engine.check_blocks()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_only_tokens_within_the_limit_are_kept(stores: Stores, name: str) -> None:
+    kind, ids = KINDS[name], prompt(300)
+    for _ in range(2):
+        engine = engine_of(stores, kind)
+        engine.add(HybridRequest("a", list(ids), 70, limit=150))
+        engine.drain()
+        assert engine.replies["a"] == reply_of(ids, 70)
+        assert [len(own) > 1 for own in check_parts(engine.owner, kind, ids)] == [False, True]
+    assert engine.reuse["a"] == Reuse(300, 0, 128, 0)
+
+
 @pytest.mark.parametrize("after", [2, 4, 7, 20])
 def test_after_a_kill_whole_points_are_left(tmp_path: Path, after: int) -> None:
     """The directory as it is at some time, its newest records perhaps not yet in the index."""

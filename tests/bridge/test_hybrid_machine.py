@@ -47,12 +47,19 @@ class HybridMachine(RuleBasedStateMachine):
         self.collect()
         self.open()
 
-    @rule(family=st.sampled_from(range(3)), length=st.integers(20, 400), tokens=st.integers(1, 70), own=st.booleans())
-    def add(self, family: int, length: int, tokens: int, own: bool) -> None:
+    @rule(
+        family=st.sampled_from(range(3)),
+        length=st.integers(20, 400),
+        tokens=st.integers(1, 70),
+        own=st.booleans(),
+        limit=st.sampled_from([None, None, None, 150]),
+    )
+    def add(self, family: int, length: int, tokens: int, own: bool, limit: int | None) -> None:
         name = f"r{len(self.prompts)}"
         ids = FAMILIES[family][:length] + (prompt(30, length) if own else [])
         self.prompts[name] = ids
-        self.engine.add(HybridRequest(name, list(ids), tokens, agent=f"agent {family}" if own else None))
+        agent = f"agent {family}" if own else None
+        self.engine.add(HybridRequest(name, list(ids), tokens, agent=agent, limit=limit))
 
     @precondition(lambda self: self.known)
     @rule(number=st.integers(0, 99), tokens=st.integers(1, 70))

@@ -5,6 +5,7 @@ Sees token counts and token ids, no blocks and no tensors.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -132,12 +133,9 @@ class Tracked:
 
     def points_in(self, names: Sequence[BlockHash]) -> list[int]:
         """The points that it shares with a request whose records have these names."""
-        size = self.record_tokens
-        return [
-            point
-            for point in self.points
-            if self.names[point // size - 1 : point // size] == names[point // size - 1 : point // size] != []
-        ]
+        most = min(len(names), len(self.names))
+        common = bisect_left(range(most), True, key=lambda record: self.names[record] != names[record])
+        return [point for point in self.points if point <= common * self.record_tokens]
 
     def parent(self, record: int) -> BlockHash:
         """The name before that of a record."""
