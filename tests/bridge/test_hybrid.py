@@ -231,11 +231,12 @@ def test_only_tokens_within_the_limit_are_kept(stores: Stores, name: str) -> Non
     assert engine.reuse["a"] == Reuse(300, 0, 128, 0)
 
 
-@pytest.mark.parametrize("after", [2, 4, 7, 20])
-def test_after_a_kill_whole_points_are_left(tmp_path: Path, after: int) -> None:
-    """The directory as it is at some time, its newest records perhaps not yet in the index."""
-    stores, ids = Stores(tmp_path / "first"), prompt(300)
-    engine = engine_of(stores, BOTH, budget=64)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("after", "reused"), [(3, 0), (7, 256), (20, 256)])
+def test_after_a_kill_whole_points_are_left(tmp_path: Path, name: str, after: int, reused: int) -> None:
+    """The directory as it is after some steps: in the first three no prompt is complete, so that nothing covers it."""
+    kind, stores, ids = KINDS[name], Stores(tmp_path / "first"), prompt(300)
+    engine = engine_of(stores, kind, budget=64)
     request = HybridRequest("a", list(ids), 60)
     engine.add(request)
     for _ in range(after):
@@ -244,12 +245,12 @@ def test_after_a_kill_whole_points_are_left(tmp_path: Path, after: int) -> None:
     subprocess.run(["cp", "-r", "--sparse=always", tmp_path / "first", tmp_path / "second"], check=True)
     stores.close()
     stores = Stores(tmp_path / "second")
-    engine = engine_of(stores, BOTH)
-    check_parts(engine.owner, BOTH, ids)
+    engine = engine_of(stores, kind)
+    check_parts(engine.owner, kind, ids)
     assert engine.serve("b", [*ids, 5], 3) == reply_of([*ids, 5], 3)
-    assert engine.reuse["b"].failed == 0 and not engine.spoilt
+    assert engine.reuse["b"] == Reuse(301, 0, reused, 0) and not engine.spoilt
     assert engine.serve("c", ids, 60) == reply_of(ids, 60)
-    check_parts(engine.owner, BOTH, ids + engine.replies["c"])
+    check_parts(engine.owner, kind, ids + engine.replies["c"])
     stores.close()
 
 

@@ -128,6 +128,8 @@ class Planner:
         known = [(self._requests[each.request_id], each) for each in step if each.request_id in self._requests]
         loads = [load for tracked, each in known if (load := self._load(tracked, each, tables_of)) is not None]
         self._find_tainted(known, tables_of)
+        for tracked, each in known:
+            self._save_prompt(tracked, each)
         saves = [save for tracked, each in known for save in self._saves(tracked, each, tables_of)]
         ahead, self._ahead = self._ahead, []
         settled, self._settled = tuple(self._settled), []
@@ -335,6 +337,13 @@ class Planner:
         tracked.points = [point for point in tracked.points if point not in points]
         if again and points:
             tracked.since = min(tracked.since, *(point - 1 for point in points))
+
+    def _save_prompt(self, tracked: Tracked, each: Scheduled) -> None:
+        """Save the turn as it is once its prompt is: until then a killed process loses the parts that end."""
+        is_complete = each.computed >= tracked.prompt_tokens and not tracked.offered
+        if is_complete and not tracked.is_prompt_saved and self._groups.ending_parts:
+            tracked.is_prompt_saved = True
+            self._save_turn(tracked)
 
     def _save_turn(self, tracked: Tracked) -> None:
         if not tracked.done or self._stopped:

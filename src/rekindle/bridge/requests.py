@@ -90,6 +90,7 @@ class Tracked:
     kept: set[tuple[int, int]] = field(default_factory=set)
     unread: set[int] = field(default_factory=set)
     readable: int = 1 << 62
+    is_prompt_saved: bool = False
     tainted: bool = False
     ended: bool = False
     hot: int | None = None
