@@ -37,6 +37,9 @@ class HybridMachine(RuleBasedStateMachine):
     def choose(self, kind: Kind) -> None:
         self.kind = kind
         self.open()
+        for number, ids in enumerate(FAMILIES[:2]):
+            self.engine.serve(f"first {number}", ids[: 300 - 80 * number], 20, agent=f"agent {number}")
+        self.open()
 
     def open(self) -> None:
         self.prompts = {}
@@ -53,13 +56,16 @@ class HybridMachine(RuleBasedStateMachine):
         tokens=st.integers(1, 70),
         own=st.booleans(),
         limit=st.sampled_from([None, None, None, 150]),
+        count=st.integers(1, 3),
     )
-    def add(self, family: int, length: int, tokens: int, own: bool, limit: int | None) -> None:
-        name = f"r{len(self.prompts)}"
-        ids = FAMILIES[family][:length] + (prompt(30, length) if own else [])
-        self.prompts[name] = ids
-        agent = f"agent {family}" if own else None
-        self.engine.add(HybridRequest(name, list(ids), tokens, agent=agent, limit=limit))
+    def add(self, family: int, length: int, tokens: int, own: bool, limit: int | None, count: int) -> None:
+        """Add requests, each with a longer beginning of the sequence."""
+        for more in range(count):
+            name = f"r{len(self.prompts)}"
+            ids = FAMILIES[family][: length + 60 * more] + (prompt(30, length) if own else [])
+            self.prompts[name] = ids
+            agent = f"agent {family}" if own else None
+            self.engine.add(HybridRequest(name, list(ids), tokens, agent=agent, limit=limit))
 
     @precondition(lambda self: self.known)
     @rule(number=st.integers(0, 99), tokens=st.integers(1, 70))
@@ -86,11 +92,13 @@ class HybridMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_hot(self) -> None:
+        """What follows is loaded."""
         self.engine.forget_hot()
 
     @rule(number=st.integers(0, 99), part=st.integers(0, 2))
     def hurt(self, number: int, part: int) -> None:
-        """Flip a bit of a record of one of the sequences, in one of its parts."""
+        """Flip a bit of a record of one of the sequences, in one of its parts; it is not hot any more."""
+        self.engine.forget_hot()
         found = [block for ids in FAMILIES for block in records_of(self.engine.owner, ids) if part in block.parts]
         if found:
             offset = STATE_OFFSET if self.engine.owner.layout.parts[part].states else PAYLOAD_OFFSET
