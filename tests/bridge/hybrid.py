@@ -123,6 +123,7 @@ class HybridWorker:
         patience_s: float,
     ) -> None:
         self.heads, self.groups = slice(share.first, share.first + share.count), kind.made()
+        self.layers = kind.layers
         self.attention: dict[int, Backend] = {}
         self.states: dict[int, list[Tensor]] = {}
         for index, (window, group) in enumerate(kind.layers):
@@ -150,6 +151,13 @@ class HybridWorker:
         ]
         own = alone(layout, layout.parts[part])
         return Codec(own, values, columns, num_records=num_records, dtype=torch.bfloat16, device=device)
+
+    def overwrite(self, group: int, blocks: Sequence[int]) -> None:
+        """Put into blocks what no token has: what is not loaded into them is not there by chance."""
+        for index, (_, own) in enumerate(self.layers):
+            if own == group:
+                for tensor in self.states[index] if index in self.states else [self.attention[index].cache]:
+                    tensor[blocks] = -1
 
 
 class Pool:
@@ -395,8 +403,11 @@ class HybridEngine:
         if len(self.pool.free) - sum(map(self._rest, holding)) < max(sum(new), self._rest(request)):
             self._release(request)
             return "no room"
-        for table, count in zip(request.tables, new, strict=True):
-            table += [self.pool.take() for _ in range(count)]
+        for group, count in enumerate(new):
+            taken = [self.pool.take() for _ in range(count)]
+            request.tables[group].extend(taken)
+            for worker in self.workers:
+                worker.overwrite(group, taken)
         self.planner.promise(request.name, external, request.tables)
         self.waiting.remove(request)
         self.loading[request.name] = request
