@@ -97,12 +97,15 @@ class HybridMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 99), part=st.integers(0, 2))
     def hurt(self, number: int, part: int) -> None:
-        """Flip a bit of a record of one of the sequences, in one of its parts; it is not hot any more."""
+        """Flip a bit of a part of a record of one of the sequences, and ask for that one, no longer hot."""
         self.engine.forget_hot()
-        found = [block for ids in FAMILIES for block in records_of(self.engine.owner, ids) if part in block.parts]
+        owner = self.engine.owner
+        found = [(ids, block) for ids in FAMILIES for block in records_of(owner, ids) if part in block.parts]
         if found:
-            offset = STATE_OFFSET if self.engine.owner.layout.parts[part].states else PAYLOAD_OFFSET
-            damage(self.directory, found[number % len(found)], part, offset)
+            ids, block = found[number % len(found)]
+            offset = STATE_OFFSET if owner.layout.parts[part].states else PAYLOAD_OFFSET
+            damage(self.directory, block, part, offset)
+            self.add(FAMILIES.index(ids), 400, 5, own=False, limit=None, count=1)
 
     @invariant()
     def sound(self) -> None:
