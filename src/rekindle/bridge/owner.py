@@ -95,8 +95,9 @@ class RecordOwner:
 
     def plan_load(self, blocks: Iterable[StoredBlock], part: int = 0) -> int:
         """Return a key for a part of these records, to be read."""
-        key = next(self._keys)
-        self._loads[key], self._parts[key] = tuple(block.only((part,)) for block in blocks), part
+        key, wanted = next(self._keys), tuple(block.only((part,)) for block in blocks)
+        assert all(block.places for block in wanted), f"a record has no part {part}, and reading nothing would succeed"
+        self._loads[key], self._parts[key] = wanted, part
         return key
 
     def plan_save(self, identities: Iterable[BlockIdentity], part: int = 0) -> int:
