@@ -62,7 +62,7 @@ class Figures:
         self._counts["failed_tokens"] += reuse.failed
 
     def take(self) -> dict[str, int]:
-        """What was added to counts since the last call, and levels as they are; nothing if nothing changed."""
+        """What was added to counts since the last call, those of the store and the levels every few seconds only."""
         counts, self._counts = self._counts, Counter()
         levels: dict[str, int] = {}
         if self._clock() >= self._due:

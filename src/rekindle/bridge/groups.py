@@ -96,6 +96,10 @@ class Groups:
         first = min(max(0, point - window + 1) // size * size for size in sizes)
         return range(first // self.record_tokens, end)
 
+    def needs(self, point: int) -> set[tuple[int, int]]:
+        """The parts that end, each with the number of its record, that an engine needs after `point` tokens."""
+        return {(part, record) for part in self.ending_parts for record in self.needed(part, point)}
+
     def positions(self, point: int) -> set[int]:
         """The positions that a store has to keep parts for, so that a point has all records that it needs.
 

@@ -270,12 +270,8 @@ class Planner:
             if whole:
                 tracked.kept.update((part, record) for record in whole)
                 yield self._save(tracked, whole, [blocks[record] for record in whole], part=part)
-        if self._needs(point) <= tracked.kept:
+        if self._groups.needs(point) <= tracked.kept:
             tracked.points.append(point)
-
-    def _needs(self, point: int) -> set[tuple[int, int]]:
-        """The parts that end, each with the number of its record, that a point needs."""
-        return {(part, record) for part in self._groups.ending_parts for record in self._groups.needed(part, point)}
 
     def _loads_of(self, table: Sequence[int], end: int) -> tuple[int, ...]:
         """The unconfirmed loads into the blocks of the first `end` records."""
@@ -333,7 +329,7 @@ class Planner:
     def _lose(self, tracked: Tracked, lost: set[tuple[int, int]], *, again: bool) -> None:
         """Count no point that needs these parts; consider it `again`, while the engine has them."""
         tracked.kept -= lost
-        points = [point for point in tracked.points if not lost.isdisjoint(self._needs(point))]
+        points = [point for point in tracked.points if not lost.isdisjoint(self._groups.needs(point))]
         tracked.points = [point for point in tracked.points if point not in points]
         if again and points:
             tracked.since = min(tracked.since, *(point - 1 for point in points))

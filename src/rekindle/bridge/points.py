@@ -41,12 +41,8 @@ class ResumePoints:
 
     def _is_whole(self, point: int, first: int, found: Sequence[StoredBlock]) -> bool:
         """Whether all parts that a point needs are stored, or in the engine's memory, as all before `first` are."""
-        return all(
-            part in found[record - first].parts
-            for part in self._groups.ending_parts
-            for record in self._groups.needed(part, point)
-            if record >= first
-        )
+        needs = self._groups.needs(point)
+        return all(part in found[record - first].parts for part, record in needs if record >= first)
 
     def reached(self, tracked: Tracked, each: Scheduled, known: int) -> list[int]:
         """The points after which a step may leave all that an engine needs, of the request's `known` tokens.
