@@ -98,6 +98,14 @@ def described(error: BaseException) -> str:
         return type(error).__name__
 
 
+def concealed(what: str, error: BaseException) -> RequestFailed:
+    """Return a client's error for a failure inside: only its cause has the reason, which may quote a library's state or
+    other requests."""
+    failure = RequestFailed(f"{what}; the server's log has the reason")
+    failure.__cause__ = error
+    return failure
+
+
 def is_meant_for_thread(error: BaseException) -> bool:
     """Whether an error is meant for the current thread, not for the work: Ctrl-C and exit on the main thread."""
     return isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread()

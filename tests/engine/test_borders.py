@@ -38,8 +38,9 @@ def test_a_panic_of_the_model_ends_one_request(start: Start, kind: type[BaseExce
     engine = start()
     hook = torch.nn.modules.module.register_module_forward_pre_hook(raising(kind))
     failed = engine.submit(hello())
-    with pytest.raises(RequestFailed, match="out of the depths"):
+    with pytest.raises(RequestFailed, match=r"^the forward pass failed; the server's log has the reason$") as caught:
         failed.result()
+    assert isinstance(caught.value.__cause__, kind), "who uses the library sees the reason"
     hook.remove()
     assert answers(engine)
 
@@ -61,6 +62,7 @@ def test_a_panic_of_the_tokenizer_ends_one_request(tmp_path: Path, start: Start)
     engine = start(panicking_model(tmp_path))
     for _ in range(2):
         generation = engine.stream("ada", [{"role": "user", "content": TOO_HARD}])
-        with pytest.raises(RequestFailed, match="retry-limit-in-match"):
+        with pytest.raises(RequestFailed, match=r"^the prompt could not be prepared; the server's log") as caught:
             generation.result()
+        assert "retry-limit-in-match" in str(caught.value.__cause__)
     assert answers(engine)

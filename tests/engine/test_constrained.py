@@ -10,6 +10,7 @@ import pytest
 from rekindle import BadRequest, Constraint
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
+from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
 
 ITEM = {
@@ -121,3 +122,27 @@ def test_what_does_not_go_together_is_refused(engine: Engine) -> None:
     with pytest.raises(BadRequest, match="unclosed"):
         engine.chat(None, HELLO, constraint=Constraint("regex", "(a", "guided_regex"))
     assert engine.chat(None, HELLO, max_tokens=5, constraint=given).text == "yes", "the engine goes on"
+
+
+DOUBLES = "\n".join([*(f"a{at}: a{at + 1} a{at + 1}" for at in range(40)), 'a40: "x"'])
+MANY = "\n".join(["many: " + " | ".join(f'"c{at}x"' for at in range(3000))])
+# Each takes some tokens, and only then is more than a reply can follow.
+TOO_MUCH = [
+    Constraint("grammar", f"start: /[b-w]{{12}}/ a0\n{DOUBLES}", "guided_grammar"),
+    Constraint("grammar", f"start: /[d-w]{{12}}/ many\n{MANY}", "guided_grammar"),
+    Constraint("regex", "[b-w]{12}((a{1000}){1000}){100}", "guided_regex"),
+]
+
+
+@pytest.mark.parametrize("given", TOO_MUCH)
+def test_a_reply_that_cannot_be_followed_ends_alone(engine: Engine, given: Constraint) -> None:
+    endless = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0)
+    others = [engine.submit(GenerationRequest(text=f"{at}", namespace=f"n{at}", params=endless)) for at in range(4)]
+    for other in others:
+        next(iter(other))
+    with pytest.raises(BadRequest) as caught:
+        engine.chat(None, HELLO, max_tokens=400, seed=1, temperature=1, constraint=given)
+    assert str(caught.value) == f"{given.param}: this is too complex for a reply to follow: simplify it"
+    assert caught.value.param == given.param
+    for other in others:
+        assert len(other.result().token_ids) == 200

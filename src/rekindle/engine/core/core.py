@@ -30,7 +30,7 @@ from rekindle.errors import Overloaded, RekindleError, RequestFailed
 from rekindle.model.batch import SequenceStep
 from rekindle.model.row_scores import score_rows
 from rekindle.model.runner import ModelRunner
-from rekindle.worker import is_meant_for_thread
+from rekindle.worker import concealed, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class EngineCore:
                 request = chunks[0].request
                 name = "idle work" if request is None else f"request {request.id}"
                 logger.exception("%s failed in its forward pass", name)
-                self._fail(chunks[0], RequestFailed(f"the forward pass failed: {error}"))
+                self._fail(chunks[0], concealed("the forward pass failed", error))
                 return
             for chunk in chunks:
                 self._run([chunk])

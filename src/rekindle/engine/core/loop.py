@@ -24,7 +24,7 @@ from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
 from rekindle.kernels import thread_pool
 from rekindle.store.commands import StoreCommand
-from rekindle.worker import Death, Worker, described, fail, fulfil
+from rekindle.worker import Death, Worker, concealed, fail, fulfil
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class EngineLoop:
             except BaseException as error:
                 # Border: a broken invariant ends the current requests, never silently the thread.
                 logger.exception("an engine step failed")
-                core.fail_all(RequestFailed(f"the engine failed: {described(error)}"))
+                core.fail_all(concealed("the engine failed", error))
         closed = RequestFailed("the engine was closed")
         core.fail_all(closed)
         self._drain(core, wait=False)
@@ -189,7 +189,7 @@ class EngineLoop:
         except BaseException as error:
             # Border: as for a step; the sender of this message also gets the error.
             logger.exception("the engine failed on a message")
-            failure = RequestFailed(f"the engine failed: {described(error)}")
+            failure = concealed("the engine failed", error)
             _refuse(message, failure)
             core.fail_all(failure)
 

@@ -2,12 +2,17 @@
 
 Owns only the time spent sampling; called by the core, on its thread. End-of-sequence tokens and stop tokens end a reply
 without being part of it; the token that completes a stop string is part of it, the string is not.
+
+What one request asks of a library (its grammar, its sampler, its scores) may fail in any way: that ends this request
+and no other.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -21,7 +26,9 @@ from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError, Timeout
 from rekindle.model.logprobs import TokenLogprob, score
 from rekindle.model.sampler import masked, sample
+from rekindle.worker import concealed, is_meant_for_thread
 
+logger = logging.getLogger(__name__)
 MOST_UNFINISHED = 1024
 
 
@@ -61,24 +68,52 @@ class Replies:
         tokens = self._choose(logits, requests)
         self.sample_s += self._clock() - began
         for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-            if isinstance(token, RekindleError):
-                self.fail(request, token)
+            if isinstance(token, BaseException):
+                self._fail_alone(request, token)
             else:
-                self.take(request, token, _scores(request, token, logits[row]))
+                self._alone(request, partial(self._take_scored, request, token, logits[row]))
 
-    def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | RekindleError]:
+    def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | BaseException]:
         """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
         try:
             histories = [each.sequence.history for each in requests]
             logits = masked(logits, _masks(requests))
             return list(sample(logits, [each.reply.sampler for each in requests], histories))
-        except RekindleError as error:
+        except BaseException as error:
+            # Border: as for `_alone`.
             if len(requests) == 1:
                 return [error]
             return [self._choose(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
 
+    def _take_scored(self, request: Request, token: int, logits: torch.Tensor) -> None:
+        """Add and emit the next token of a request, sampled from `logits` [vocab]."""
+        self._take(request, token, _scores(request, token, logits))
+
     def take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Add and emit the next token of a request; `scores` has its log probability, if that was requested."""
+        self._alone(request, lambda: self._take(request, token, scores))
+
+    def _alone(self, request: Request, work: Callable[[], None]) -> None:
+        """Do something for one request; whatever it raises ends that request."""
+        try:
+            work()
+        except BaseException as error:
+            # Border: libraries fail on inputs of one tenant, also in panics, while others' replies run.
+            self._fail_alone(request, error)
+
+    def _fail_alone(self, request: Request, error: BaseException) -> None:
+        if not isinstance(error, RekindleError):
+            if is_meant_for_thread(error):
+                raise error
+            logger.error("the reply of request %s failed", request.id, exc_info=error)
+            error = concealed("the reply failed", error)
+        if request.state is State.FINISHED:
+            request.reply.generation.put(error)
+        else:
+            self.fail(request, error)
+
+    def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> None:
+        """As `take`, for a request that may fail on it."""
         first = request.times.first_token is None
         if first:
             request.times.first_token = self._clock()
@@ -87,9 +122,9 @@ class Replies:
         if token in reply.sampler.ends:
             self.finish(request, "stop")
             return
-        sequence.append(token)
         if reply.matcher is not None:
             reply.matcher.take(token)
+        sequence.append(token)
         if sequence.num_generated == params.min_tokens:
             reply.stream.watch_for(params.stop)
         text = reply.stream.push(token)

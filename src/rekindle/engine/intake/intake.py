@@ -32,8 +32,8 @@ from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.types import GenerationRequest
-from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError, RequestFailed
-from rekindle.worker import Death, Worker, described, fail, fulfil, is_meant_for_thread
+from rekindle.errors import BadRequest, Cancelled, Overloaded, RekindleError
+from rekindle.worker import Death, Worker, concealed, fail, fulfil, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -221,7 +221,7 @@ class Intake:
                 if is_meant_for_thread(failure):
                     raise
                 logger.exception("request %s could not be prepared", generations[0].id)
-                error = RequestFailed(f"the prompt could not be prepared: {failure}")
+                error = concealed("the prompt could not be prepared", failure)
         for generation in generations:
             generation.put(error)
 
@@ -283,6 +283,6 @@ class Intake:
         except BaseException as error:
             # Border: a turn that cannot be remembered costs its reuse, never the intake.
             logger.exception("the intake failed on one item")
-            work.refuse(RequestFailed(described(error)))
+            work.refuse(concealed("the intake failed", error))
             if is_meant_for_thread(error):
                 raise

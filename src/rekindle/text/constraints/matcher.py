@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rekindle.errors import BadRequest, RequestFailed
+from rekindle.errors import BadRequest
 from rekindle.text.constraints.grammar import MOST_CHARS, ReplyGrammar, answer_grammar, arguments_of
 from rekindle.text.constraints.schema import fault
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
@@ -28,18 +28,22 @@ MOST_COMPILED = 64  # grammars that stay compiled
 
 
 class ReplyMatcher:
-    """Follows one reply. Not safe on several threads at once."""
+    """Follows one reply. Not safe on several threads at once.
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
+    What is too complex to be followed is a BadRequest that names `param`, and has nothing of the library's state.
+    """
+
+    def __init__(self, matcher: LLMatcher, num_tokens: int, param: str | None = None) -> None:
         self._matcher = matcher
         self._num_tokens = num_tokens
+        self._param = param
 
-    def copy(self) -> ReplyMatcher:
-        """Return a matcher in the same state."""
-        return ReplyMatcher(self._matcher.deep_copy(), self._num_tokens)
+    def copy(self, param: str | None = None) -> ReplyMatcher:
+        """Return a matcher in the same state, for another `param` if one is given."""
+        return ReplyMatcher(self._matcher.deep_copy(), self._num_tokens, param or self._param)
 
     def allowed(self) -> np.ndarray:
-        """Return which tokens may come next, bool [tokens of the vocabulary]; RequestFailed if that is too complex."""
+        """Return which tokens may come next, bool [tokens of the vocabulary]; BadRequest if that is too complex."""
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(words, bitorder="little")[: self._num_tokens].view(np.bool_)
@@ -54,10 +58,17 @@ class ReplyMatcher:
         """Whether nothing but the end of the reply may follow."""
         return bool(self._matcher.is_stopped())
 
+    def check_first(self) -> None:
+        """Raise BadRequest if the first token cannot be chosen, or not be followed; in the end the state is any."""
+        allowed = np.flatnonzero(self.allowed())
+        if len(allowed):
+            self.take(int(allowed[0]))
+
     def _check(self) -> None:
-        """Raise RequestFailed if the grammar is too complex to be followed."""
+        """Raise BadRequest if the grammar is too complex to be followed."""
         if self._matcher.is_error():
-            raise RequestFailed(f"the reply's grammar cannot be followed: {self._matcher.get_error()[:300]}")
+            where = "" if self._param is None else f"{self._param}: "
+            raise BadRequest(f"{where}this is too complex for a reply to follow: simplify it", param=self._param)
 
 
 class _Words:
@@ -110,7 +121,8 @@ class ReplyConstraints:
                 made = self._cached(answer, arguments, opening, calls)
             if isinstance(made, str):
                 raise BadRequest(f"the reply cannot be constrained: {made[:300]}", param=self._param(constraint, calls))
-            return made.copy()
+            made.copy(self._param(constraint, calls)).check_first()
+            return made.copy(self._param(constraint, calls))
 
     def _check(self, tool: CalledTool) -> None:
         """Raise BadRequest for a strict tool whose schema says more than this format can enforce."""
@@ -169,7 +181,7 @@ class ReplyConstraints:
 
     def _made(self, grammar: str) -> ReplyMatcher | str:
         """Compile a grammar; a text says why that is not possible."""
-        from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
         if self._tokenizer is None:
             if not self._ends:
@@ -177,7 +189,9 @@ class ReplyConstraints:
             words = _Words(self._encoder, self._ends[0])
             size = self._encoder.vocabulary.size
             self._tokenizer = LLTokenizer(TokenizerWrapper(words), n_vocab=size, eos_token=self._ends)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        # Errors without the tokens that a reply has so far.
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         return str(matcher.get_error()) if matcher.is_error() else ReplyMatcher(matcher, self._encoder.vocabulary.size)
 
     def _refusal(self, constraint: Constraint, error: str) -> BadRequest:
