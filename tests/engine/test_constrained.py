@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rekindle import BadRequest, Constraint
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
+from rekindle.errors import Cancelled
 from rekindle.model.params import SamplingParams
 from tests.engine.conftest import Start
 
@@ -142,7 +144,39 @@ def test_a_reply_that_cannot_be_followed_ends_alone(engine: Engine, given: Const
         next(iter(other))
     with pytest.raises(BadRequest) as caught:
         engine.chat(None, HELLO, max_tokens=400, seed=1, temperature=1, constraint=given)
-    assert str(caught.value) == f"{given.param}: this is too complex for a reply to follow: simplify it"
+    assert str(caught.value) == f"{given.param}: this is too complex, in time or in memory: simplify it"
     assert caught.value.param == given.param
     for other in others:
         assert len(other.result().token_ids) == 200
+
+
+def patterns(num: int) -> dict[str, Any]:
+    return {"type": "object", "patternProperties": {f"^a{at}[a-z]+$": {"type": "string"} for at in range(num)}}
+
+
+def test_nobody_waits_while_a_constraint_is_compiled(engine: Engine) -> None:
+    """This one takes a minute where nothing bounds it; the others are answered before it is refused."""
+    given = Constraint("json", patterns(500), "response_format")
+    hard = engine.submit(GenerationRequest(text="Hi.", namespace="noisy", constraint=given, params=engine_params()))
+    ended: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(BadRequest, match="too complex"):
+            hard.result()
+        ended.append("hard")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for at in range(5):
+        engine.chat(None, [{"role": "user", "content": f"{at}"}], max_tokens=1)
+        ended.append("easy")
+    waiting.join()
+    assert ended == ["easy"] * 5 + ["hard"]
+
+
+def test_a_cancelled_request_is_not_compiled_any_further(engine: Engine) -> None:
+    given = Constraint("json", patterns(500), "response_format")
+    hard = engine.submit(GenerationRequest(text="Hi.", constraint=given, params=engine_params()))
+    hard.cancel()
+    with pytest.raises(Cancelled):
+        hard.result()

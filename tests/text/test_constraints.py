@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rekindle.errors import BadRequest
-from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
+from rekindle.errors import BadRequest, Cancelled, RequestFailed
+from rekindle.text.constraints.matcher import MOST_BYTES, ReplyConstraints, ReplyMatcher
 from rekindle.text.constraints.schema import enforced, fault
 from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.messages import GUARD
@@ -28,10 +29,16 @@ A = Constraint("json", SCHEMA, "response_format")
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
+@cache
 def constraints_of(name: str, kind: str = "cl100k") -> ReplyConstraints:
+    """Constraints of a family of models; those of all tests share what is compiled, and the process that tries it."""
+    return new_constraints(name, kind)
+
+
+def new_constraints(name: str, kind: str = "cl100k", *, most_bytes: int = MOST_BYTES) -> ReplyConstraints:
     encoder = encoder_for(name, kind)
     ends = [token.id for token in encoder.controls.tokens if token.content in FAMILIES[name].ends]
-    return ReplyConstraints(encoder, find_reply_format(encoder), ends=ends)
+    return ReplyConstraints(encoder, find_reply_format(encoder), ends=ends, most_bytes=most_bytes)
 
 
 def ids_of(name: str, reply: str, kind: str = "cl100k") -> list[int]:
@@ -232,3 +239,90 @@ def test_masks_are_of_the_whole_vocabulary() -> None:
     matcher = constraints_of("hermes").matcher(A, opening="")
     allowed = matcher.allowed()
     assert allowed.dtype == np.bool_ and len(allowed) == encoder_for("hermes").vocab_size
+
+
+def patterns(num: int) -> dict[str, Any]:
+    return {"type": "object", "patternProperties": {f"^a{at}[a-z]+$": {"type": "string"} for at in range(num)}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Constraint("json", {"type": "integer", "multipleOf": 99_999_989}, "x"),
+        Constraint("json", patterns(500), "x"),
+        Constraint(
+            "json",
+            {
+                "properties": {f"p{at}": {"$ref": "#/$defs/d"} for at in range(100)} | {"q": {"pattern": "(?=x)y"}},
+                "$defs": {"d": patterns(200)},
+            },
+            "x",
+        ),
+    ],
+)
+def test_what_takes_minutes_to_compile_is_refused(given: Constraint) -> None:
+    """The library cannot be interrupted, and its limits do not bound these; nothing of them is kept."""
+    constraints = constraints_of("hermes")
+    with pytest.raises(BadRequest, match="too complex"):
+        constraints.matcher(given, opening="")
+    assert not constraints.is_ready(given, opening="")
+    constraints.check()
+    assert accepts("hermes", '{"a": 1}'), "others go on"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Constraint("regex", "((a{1000}){1000}){1000}", "x"),
+        Constraint("choice", tuple(f"c{at}x" for at in range(5000)), "x"),
+        Constraint("json", {"properties": {f"p{at}": {"type": "integer"} for at in range(2000)}}, "x"),
+        Constraint("grammar", "\n".join(["start: a0", *(f"a{n}: a{n + 1} a{n + 1}" for n in range(40)), 'a40: "x"'])),
+        Constraint("grammar", "start: s\ns: " + " | ".join(f's s "a{at}"' for at in range(300)) + ' | ""', "x"),
+    ],
+)  # fmt: skip
+def test_what_no_reply_could_follow_is_refused_before_it_begins(given: Constraint) -> None:
+    with pytest.raises(BadRequest, match="too complex"):
+        constraints_of("hermes").matcher(given, opening="")
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (Constraint("json", {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}, "x"), "$defs.n"),
+        (
+            Constraint("json", {"allOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": {"$ref": "#/$defs/n"}}}, "x"),
+            "allOf[0]",
+        ),
+        (Constraint("grammar", "start: start", "x"), ""),
+    ],
+)
+def test_what_nothing_can_satisfy_is_refused_by_its_place(given: Constraint, place: str) -> None:
+    with pytest.raises(BadRequest, match="no reply can satisfy this") as caught:
+        constraints_of("hermes").matcher(given, opening="")
+    assert caught.value.param == ("x" if not place else f"x.{place}")
+
+
+def test_compiled_grammars_are_kept_up_to_a_size() -> None:
+    def large(name: str) -> Constraint:
+        return Constraint("json", {"properties": {f"{name}{at}": {"type": "integer"} for at in range(200)}})
+
+    constraints = new_constraints("hermes", most_bytes=8 << 20)
+    for name in "abcdefgh":
+        constraints.matcher(large(name), opening="")
+        constraints.check()
+    ready = [constraints.is_ready(large(name), opening="") for name in "abcdefgh"]
+    assert ready[-1] and not ready[0] and ready == sorted(ready), "the last ones are"
+    constraints.close()
+    constraints.close()
+    assert constraints.matcher(large("h"), opening="").allowed().any()
+    with pytest.raises(RequestFailed, match="closed"):
+        constraints.matcher(large("a"), opening="")
+
+
+def test_nothing_is_compiled_for_those_who_left() -> None:
+    given = Constraint("json", {"type": "integer", "multipleOf": 7_919_193})
+    with pytest.raises(Cancelled):
+        constraints_of("hermes").matcher(given, opening="", is_wanted=lambda: False)
+    wanted = iter([True])
+    with pytest.raises(Cancelled):
+        constraints_of("hermes").matcher(given, opening="", is_wanted=lambda: next(wanted, False))

@@ -8,6 +8,7 @@ times as long, before it is rendered. Knows no template and no tokenizer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,17 +73,21 @@ def num_chars(messages: Iterable[Message], tools: Sequence[Any] | None) -> int:
     return sum(map(_num_chars, messages)) + sum(_sizes(tools or ()))
 
 
+def exceeds(values: Iterable[Any], most: int) -> bool:
+    """Whether JSON values are larger than `most`: characters of all their strings, and one for any other value."""
+    return any(total > most for total in itertools.accumulate(_sizes(values)))
+
+
 def _num_chars(message: Message) -> int:
     calls = sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
     return len(message.content) + len(message.reasoning or "") + calls
 
 
 def _sizes(values: Iterable[Any]) -> Iterator[int]:
-    """Characters of every string inside JSON values."""
+    """Characters of every string inside JSON values, and one for any other value."""
     for value in values:
-        if isinstance(value, str):
-            yield len(value)
-        elif isinstance(value, Mapping):
+        yield len(value) if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
             yield from map(len, map(str, value))
             yield from _sizes(value.values())
         elif isinstance(value, list | tuple):

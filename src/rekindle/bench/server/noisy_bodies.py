@@ -41,7 +41,7 @@ def attacks(fill: int) -> dict[str, Attack]:
     found["nested lists"] = Attack(CHAT, b'{"messages": [' + b"[[]],[]," * (fill // 8) + b"[]]}")
     found |= _dialects("word " * (fill // 5))
     found |= {f"{name}, may fit": attack for name, attack in _dialects("word " * (fits // 5)).items()}
-    return found | _streams()
+    return found | _streams() | _constraints()
 
 
 def _dialects(text: str) -> dict[str, Attack]:
@@ -64,6 +64,33 @@ def _streams() -> dict[str, Attack]:
         "60 unread streams": _attack(CHAT, endless, connections=60, reads=False),
         "100 long prompts": _attack(CHAT, long, connections=100),
     }
+
+
+def _constraints() -> dict[str, Attack]:
+    """Return constraints of a few bytes to a megabyte that are expensive to compile or to follow, or never compile."""
+    patterns = {"type": "object", "patternProperties": {f"^a{at}[a-z]+$": {"type": "string"} for at in range(200)}}
+    at_fault = {
+        "type": "object",
+        "properties": {
+            **{f"p{at}": {"$ref": "#/$defs/d"} for at in range(100)},
+            "last": {"type": "string", "pattern": "(?=x)y"},
+        },
+        "$defs": {"d": patterns},
+    }
+    doubling = "\n".join(["start: a0", *(f"a{at}: a{at + 1} a{at + 1}" for at in range(40)), 'a40: "x"'])
+    ambiguous = " | ".join(f's s "a{at}"' for at in range(300))
+    given: dict[str, dict[str, Any]] = {
+        "schema at fault": {"json": at_fault},
+        "8,000 properties": {"json": {"properties": {f"p{at}": {"type": "integer"} for at in range(8000)}}},
+        "enum of 200,000": {"json": {"enum": list(range(200_000))}},
+        "large divisor": {"json": {"type": "integer", "multipleOf": 99_999_989}},
+        "regex that multiplies": {"regex": "((a{1000}){1000}){1000}"},
+        "50,000 choices": {"choice": [f"c{at}x" for at in range(50_000)]},
+        "grammar that doubles": {"grammar": doubling},
+        "ambiguous grammar": {"grammar": f'start: s\ns: {ambiguous} | ""'},
+    }
+    chat = {**_chat("Hi."), "max_tokens": 20}
+    return {name: _attack(CHAT, {**chat, "structured_outputs": each}) for name, each in given.items()}
 
 
 def _chat(text: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ its text alone, which holds from its first token on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rekindle.config import BackendKind
 from rekindle.errors import BadRequest
 from rekindle.text.constraints.types import Calls, Constraint
@@ -21,7 +23,21 @@ class BackendConstraints:
         """Whether calls would have to be enforced: forced ones, and those of strict tools."""
         return calls.is_forced or any(tool.is_strict for tool in calls.tools)
 
-    def matcher(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> None:
+    def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
+        """Whether `matcher` takes no time: always, as nothing is compiled here."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to end: there is no process."""
+
+    def matcher(
+        self,
+        constraint: Constraint | None,
+        *,
+        opening: str,
+        calls: Calls | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Return None, as nothing is masked here; BadRequest for what the backend does not accept."""
         if calls is not None and self.enforces(calls):
             tool = next((tool for tool in calls.tools if tool.is_strict), None)

@@ -106,6 +106,7 @@ class Intake:
     def stop(self) -> None:
         """Finish what is queued and join the thread, unless it has died; calling twice is safe."""
         self._long.stop()
+        self.preparer.close()
         self._inbox.put(None)
         self.worker.join()
         if self.worker.death is None:
@@ -124,10 +125,22 @@ class Intake:
 
         if self._long.takes(request):
             self._long.submit(
-                request, lambda: self._prepare(request, generations, submitted, on_memory=self._on_memory)
+                request,
+                lambda: self._guarded(
+                    generations,
+                    lambda: self.preparer.prepare(request, generations, submitted, on_memory=self._on_memory),
+                ),
             )
         else:
-            self._put(Work(lambda: self._prepare(request, generations, submitted, on_memory=_here), refuse))
+            prepare = partial(self.preparer.prepare, request, generations, submitted, on_memory=_here)
+            aside = partial(self._aside, request, generations)
+            self._put(Work(lambda: self._guarded(generations, lambda: prepare(aside=aside)), refuse))
+
+    def _aside(
+        self, request: GenerationRequest, generations: Sequence[Generation], rest: Callable[[OnMemory], None]
+    ) -> None:
+        """Let the rest of the preparation run on a thread for long work."""
+        self._long.submit(request, lambda: self._guarded(generations, lambda: rest(self._on_memory)))
 
     def _on_memory(self, work: Callable[[], T], /) -> T:
         """Run `work` on the intake thread and wait for its result. Any other thread."""
@@ -198,19 +211,14 @@ class Intake:
                 if work is not None:
                     self._do(work)
 
-    def _prepare(
-        self,
-        request: GenerationRequest,
-        generations: Sequence[Generation],
-        submitted: float,
-        *,
-        on_memory: OnMemory,
-    ) -> None:
+    @staticmethod
+    def _guarded(generations: Sequence[Generation], prepare: Callable[[], None]) -> None:
+        """Prepare a request that is still wanted; whatever fails, fails for its callers only."""
         if all(generation.cancel_asked for generation in generations):
             error: RekindleError = Cancelled("cancelled before it began")
         else:
             try:
-                self.preparer.prepare(request, generations, submitted, on_memory=on_memory)
+                prepare()
                 return
             except RekindleError as refusal:
                 error = refusal

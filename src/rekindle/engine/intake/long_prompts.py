@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import GenerationRequest
-from rekindle.text.length import num_chars
+from rekindle.text.length import exceeds, num_chars
 
 LONG_CHARS = 8 << 10  # up to here the intake is busy for a few milliseconds
 
@@ -37,7 +37,7 @@ class LongPrompts:
             with self._lock:
                 if (request.namespace, request.agent) in self._under_way:
                     return True
-        return _size(request) > LONG_CHARS
+        return _is_long(request)
 
     def submit(self, request: GenerationRequest, prepare: Callable[[], None]) -> None:
         """Prepare a request after earlier ones of its namespace, with a tier after those of its agent; `prepare`
@@ -71,6 +71,13 @@ class LongPrompts:
     def stop(self) -> None:
         """Prepare what waits, and end the threads; later requests are prepared in their caller's thread."""
         self._workers.stop()
+
+
+def _is_long(request: GenerationRequest) -> bool:
+    """Whether the prompt is long, or what constrains its reply."""
+    tools = request.calls.tools if request.calls is not None else ()
+    constraints = [request.constraint and request.constraint.value, *(tool.schema for tool in tools)]
+    return _size(request) > LONG_CHARS or exceeds(constraints, LONG_CHARS)
 
 
 def _size(request: GenerationRequest) -> int:

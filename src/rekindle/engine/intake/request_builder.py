@@ -34,12 +34,14 @@ from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.matching.earlier_tails import with_earlier_tails
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
+from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
 if TYPE_CHECKING:
     from rekindle.engine.intake.tier_imports import TierImports  # which needs the packages of a tier
 
+Aside = Callable[[Callable[[OnMemory], None]], None]
 QUOTED_CHARS = 120  # of text removed from a prompt
 TAIL = "tail"
 COUNTED = 4  # contexts; tokens are counted that far, so that a caller learns how much too long a prompt is
@@ -67,7 +69,6 @@ class _Ready:
     sampler: SamplerState
     max_new_tokens: int
     times: RequestTimes
-    matcher: ReplyMatcher | None
 
 
 class RequestBuilder:
@@ -117,11 +118,13 @@ class RequestBuilder:
         submitted: float,
         *,
         on_memory: OnMemory = lambda work: work(),
+        aside: Aside | None = None,
     ) -> None:
         """Match, encode and submit a request for each generation, of one prompt; raises BadRequest.
 
         Choice i is seeded with the request's seed + i, or with a random one + i. Without `on_memory` the caller is on
-        the intake thread.
+        the intake thread. `aside` takes the rest of the work where a constraint must be compiled first, and runs it
+        with an `on_memory` on a thread for long work; without it, this is one.
         """
         began, params = self._clock(), request.params
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
@@ -129,19 +132,41 @@ class RequestBuilder:
         prompt, rendering = self._imported(request, on_memory)
         room = self._room(prompt, request.task)
         most = room if request.task == "generate" else 0
+        sampler = SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids)
         ready = _Ready(
             request,
             prompt,
             rendering,
             ids=tuple(prompt.ids.tolist()),
-            sampler=SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids),
+            sampler=sampler,
             max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
             times=RequestTimes(submitted=submitted, match_s=self._clock() - began),
-            matcher=self._matcher(request, rendering),
         )
-        on_memory(lambda: self._hand_over(ready, generations))
+        constrained = self._constrained(request)
+        if constrained is None:
+            on_memory(lambda: self._hand_over(ready, generations, None))
+            return
 
-    def _hand_over(self, ready: _Ready, generations: Collection[Generation]) -> None:
+        def finish(on_memory: OnMemory) -> None:
+            constraint, calls = constrained
+            matcher = self._constraints.matcher(
+                constraint,
+                opening=rendering.opening,
+                calls=calls,
+                is_wanted=lambda: not all(each.cancel_asked for each in generations),
+            )
+            on_memory(lambda: self._hand_over(ready, generations, matcher))
+
+        if aside is None or self._constraints.is_ready(constrained[0], opening=rendering.opening, calls=constrained[1]):
+            finish(on_memory)
+        else:
+            aside(finish)
+
+    def close(self) -> None:
+        """End what constraints need beyond this process."""
+        self._constraints.close()
+
+    def _hand_over(self, ready: _Ready, generations: Collection[Generation], matcher: ReplyMatcher | None) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
         self._lookup.note_preamble(request, prompt.agent)
@@ -168,7 +193,7 @@ class RequestBuilder:
                     resume_points=set(resume_points),
                 ),
                 match=prompt.match,
-                reply=self._reply(ready, generation, index),
+                reply=self._reply(ready, generation, index, matcher),
                 canonical_tokens=prompt.canonical_tokens,
                 num_replies=_num_replies(request),
                 times=replace(ready.times),
@@ -192,17 +217,17 @@ class RequestBuilder:
         request.cancelled.set()
         self._wake()
 
-    def _reply(self, ready: _Ready, generation: Generation, index: int) -> Reply:
+    def _reply(self, ready: _Ready, generation: Generation, index: int, matcher: ReplyMatcher | None) -> Reply:
         request, sampler = ready.request, ready.sampler
         stop = () if request.params.min_tokens else request.params.stop
         visible = self._visible if request.structured else frozenset[int]()
         stream = TextStream(self._encoder, stop, after=ready.ids[-1], visible=visible)
-        matcher = None if ready.matcher is None else ready.matcher.copy()
+        matcher = None if matcher is None else matcher.copy()
         sampler = replace(sampler, seed=sampler.seed + index)
         return Reply(generation, sampler, stream, matcher, request.constraint)
 
-    def _matcher(self, request: GenerationRequest, rendering: Rendering) -> ReplyMatcher | None:
-        """Return the matcher of a constrained reply; BadRequest if its constraint cannot be enforced."""
+    def _constrained(self, request: GenerationRequest) -> tuple[Constraint | None, Calls | None] | None:
+        """Return what the reply is constrained to; None for a free one, BadRequest if that does not go together."""
         constraint, calls = request.constraint, request.calls
         has_calls = calls is not None and self._constraints.enforces(calls)
         if request.task != "generate" or (constraint is None and not has_calls):
@@ -212,7 +237,7 @@ class RequestBuilder:
             raise BadRequest(f"min_tokens: a reply that {name} constrains ends by itself", param="min_tokens")
         if constraint is not None and request.reply_prefix:
             raise BadRequest(f"{constraint.param}: the reply has a given beginning already", param=constraint.param)
-        return self._constraints.matcher(constraint, opening=rendering.opening, calls=calls)
+        return constraint, calls
 
     def _imported(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         """Return a prompt after other replicas' memory of it was taken in, where that is faster than computing it."""

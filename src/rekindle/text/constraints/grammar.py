@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rekindle.errors import BadRequest
 from rekindle.text.constraints.calls import BLANKS, TEXT, CallRules, Pieces, any_but, json_arguments, literal, terms
-from rekindle.text.constraints.schema import OPTIONS, enforced
+from rekindle.text.constraints.schema import schema_rule
 from rekindle.text.constraints.tagged import tagged_arguments, unenforced
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
@@ -32,8 +32,7 @@ def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> di
     if kind == "json":
         if not isinstance(value, dict | bool):
             raise BadRequest(f"{param}: a schema is an object", param=param)
-        schema = {"not": {}} if value is False else {} if value is True else enforced(value)
-        return {"json_schema": {**schema, "x-guidance": {**OPTIONS, "coerce_one_of": coerce_one_of}}}
+        return schema_rule(value, coerce_one_of=coerce_one_of)
     if kind == "choice":
         if not value or not all(isinstance(each, str) and each for each in value):
             raise BadRequest(f"{param}: give at least one text, none of them empty", param=param)

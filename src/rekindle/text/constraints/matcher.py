@@ -1,30 +1,39 @@
 """Which tokens may come next in a reply that is constrained.
 
-Owns the library's view of the vocabulary, made at the first constraint, and the grammars that were compiled last.
+Owns the grammars that were compiled last, up to `MOST_BYTES` of memory, and how much processor time one request's
+grammars may take. What is new is tried in the `sandbox` first, so `matcher` may take a second: a thread that others
+wait for asks `is_ready` before.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rekindle.errors import BadRequest
+from rekindle.errors import BadRequest, Cancelled
+from rekindle.text.constraints.compiling import MOST_STEP_S, TOO_COMPLEX, Compiler, Words
 from rekindle.text.constraints.grammar import MOST_CHARS, ReplyGrammar, answer_grammar, arguments_of
-from rekindle.text.constraints.schema import fault
+from rekindle.text.constraints.sandbox import Sandbox
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
+from rekindle.text.length import exceeds
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-MOST_COMPILED = 64  # grammars that stay compiled
+MOST_BYTES = 128 << 20  # of grammars that stay compiled
+LEAST_BYTES = 64 << 10  # of one of them
+MOST_READY = 8 << 10  # characters and values of a constraint that may be looked up while others wait
+MOST_S = 1.0  # of processor time for the grammars of one request
+PART_S = 0.25  # for one of its parts, once it is known that they do not compile together
 
 
 class ReplyMatcher:
@@ -44,85 +53,153 @@ class ReplyMatcher:
 
     def allowed(self) -> np.ndarray:
         """Return which tokens may come next, bool [tokens of the vocabulary]; BadRequest if that is too complex."""
+        began = time.thread_time()
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
+        self._check(began)
         return np.unpackbits(words, bitorder="little")[: self._num_tokens].view(np.bool_)
 
     def take(self, token_id: int) -> None:
         """Follow a token that is allowed."""
+        began = time.thread_time()
         self._matcher.consume_token(token_id)
-        self._check()
+        self._check(began)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing but the end of the reply may follow."""
         return bool(self._matcher.is_stopped())
 
-    def check_first(self) -> None:
-        """Raise BadRequest if the first token cannot be chosen, or not be followed; in the end the state is any."""
-        allowed = np.flatnonzero(self.allowed())
-        if len(allowed):
-            self.take(int(allowed[0]))
-
-    def _check(self) -> None:
-        """Raise BadRequest if the grammar is too complex to be followed."""
-        if self._matcher.is_error():
-            where = "" if self._param is None else f"{self._param}: "
-            raise BadRequest(f"{where}this is too complex for a reply to follow: simplify it", param=self._param)
+    def _check(self, began: float) -> None:
+        """Raise BadRequest if the grammar is too complex to be followed, or takes longer than a step may."""
+        if self._matcher.is_error() or time.thread_time() - began > MOST_STEP_S:
+            raise _refusal(TOO_COMPLEX, self._param)
 
 
-class _Words:
-    """The vocabulary in the shape that the library reads."""
+def _refusal(error: str, param: str | None, path: str = "") -> BadRequest:
+    """Return the error of a constraint, for a schema with the path of its part that is wrong."""
+    where = "" if param is None else f"{param}: at {path}: " if path else f"{param}: "
+    lines = " ".join(line.strip() for line in error.splitlines())
+    return BadRequest(f"{where}{lines[:300]}", param=f"{param}.{path}" if param and path else param)
 
-    def __init__(self, encoder: PromptEncoder, end: int) -> None:
-        vocabulary = encoder.vocabulary
-        self.tokens = [vocabulary.token_bytes(token_id) for token_id in range(vocabulary.size)]
-        self.special_token_ids = [at for at in range(vocabulary.size) if vocabulary.is_control_token(at)]
-        self.eos_token_id, self.bos_token_id = end, None
-        self._encoder = encoder
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        """Tokenize; the library asks for that where a grammar leaves one continuation, to skip ahead."""
-        given = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        (ids,) = self._encoder.tokenizer.encode([given])
-        return [int(token_id) for token_id in ids]
+@dataclass(slots=True)
+class _Budget:
+    """What one request may still take: processor time in the sandbox, and only while somebody waits for it."""
+
+    is_wanted: Callable[[], bool]
+    seconds: float = field(default=MOST_S)
+
+    def take(self, most: float) -> float:
+        """Return the seconds for the next trial, at most `most`; Cancelled if nobody waits, BadRequest if none is
+        left."""
+        if not self.is_wanted():
+            raise Cancelled("cancelled before it began")
+        return max(0.01, min(most, self.seconds))
 
 
 class ReplyConstraints:
-    """Makes matchers for one model. `ends`: ids that end its replies. Any thread may ask."""
+    """Makes matchers for one model. `ends`: ids that end its replies. Any thread may ask.
 
-    def __init__(self, encoder: PromptEncoder, form: ReplyFormat, *, ends: Collection[int]) -> None:
+    Up to `most_bytes` of grammars stay compiled, those that were asked for last.
+    """
+
+    def __init__(
+        self, encoder: PromptEncoder, form: ReplyFormat, *, ends: Collection[int], most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._most_bytes = most_bytes
         self._encoder = encoder
         self._grammar = ReplyGrammar(form, encoder.reply_pieces, ends)
         self._ends = sorted(ends)
         self._lock = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, ReplyMatcher] = OrderedDict()
+        self._library: tuple[Compiler, Sandbox] | None = None
+        self._compiled: OrderedDict[str, tuple[ReplyMatcher, int]] = OrderedDict()  # by grammar, with its bytes
+        self._num_bytes = 0
 
     def enforces(self, calls: Calls | None) -> bool:
         """Whether anything of these calls can be enforced in this model's format."""
         return self._grammar.can_write(calls)
 
-    def matcher(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> ReplyMatcher:
+    def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
+        """Whether `matcher` takes no time: its grammar is small, and compiled."""
+        tools = calls.tools if calls is not None else ()
+        if exceeds([constraint and constraint.value, *(tool.schema for tool in tools)], MOST_READY):
+            return False
+        try:
+            grammar = self._whole(*_asked(constraint, calls), opening, calls)
+        except BadRequest:
+            return True
+        with self._lock:
+            return grammar in self._compiled
+
+    def matcher(
+        self,
+        constraint: Constraint | None,
+        *,
+        opening: str,
+        calls: Calls | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> ReplyMatcher:
         """Return a matcher at the start of a reply; BadRequest, with the place, if the constraint cannot be enforced.
 
         `constraint` None: its text may be any. `opening`: what the prompt has begun of the reply; `calls`: it may be
-        calls instead, free ones without tools.
+        calls instead, free ones without tools. Cancelled once it is not wanted any more.
         """
         for tool in calls.tools if calls is not None else ():
             self._check(tool)
-        answer = None if constraint is None else answer_grammar(constraint)
-        arguments = [answer_grammar(arguments_of(tool)) for tool in calls.tools] if calls is not None else []
+        param = _param(constraint, calls)
+        for each in (constraint, *map(arguments_of, calls.tools if calls is not None else ())):
+            if each is not None and exceeds([each.value], MOST_CHARS):
+                raise _refusal(f"it is larger than {MOST_CHARS:,} characters", each.param)
+        grammar = self._whole(*_asked(constraint, calls), opening, calls)
         with self._lock:
-            made = self._cached(answer, arguments, opening, calls)
-            if isinstance(made, str):
-                answer = None if constraint is None else self._possible(constraint)
-                arguments = [self._possible_arguments(tool) for tool in calls.tools] if calls is not None else []
-                made = self._cached(answer, arguments, opening, calls)
-            if isinstance(made, str):
-                raise BadRequest(f"the reply cannot be constrained: {made[:300]}", param=self._param(constraint, calls))
-            made.copy(self._param(constraint, calls)).check_first()
-            return made.copy(self._param(constraint, calls))
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+        made = known[0] if known is not None else self._made(grammar, constraint, opening, calls, is_wanted)
+        return made.copy(param)
+
+    def _made(
+        self,
+        grammar: str,
+        constraint: Constraint | None,
+        opening: str,
+        calls: Calls | None,
+        is_wanted: Callable[[], bool],
+    ) -> ReplyMatcher:
+        """Compile the grammar of a reply, or one with what of it can be enforced, and keep it."""
+        budget, possible = _Budget(is_wanted), grammar
+        error, num_bytes = self._tried(grammar, budget, MOST_S / 2)
+        if error:
+            answer = None if constraint is None else self._possible(constraint, budget)
+            arguments = [self._possible_arguments(tool, budget) for tool in calls.tools] if calls is not None else []
+            possible = self._whole(answer, arguments, opening, calls)
+            error, num_bytes = self._tried(possible, budget, MOST_S)
+        if error:
+            raise _refusal(error, _param(constraint, calls))
+        compiler, _ = self._opened()
+        made = ReplyMatcher(compiler.compiled(possible), self._encoder.vocabulary.size)
+        self._keep(grammar, made, max(LEAST_BYTES, num_bytes) + len(grammar))
+        return made
+
+    def _keep(self, grammar: str, made: ReplyMatcher, num_bytes: int) -> None:
+        with self._lock:
+            _, replaced = self._compiled.pop(grammar, (None, 0))
+            self._compiled[grammar] = made, num_bytes
+            self._num_bytes += num_bytes - replaced
+            while self._num_bytes > self._most_bytes:
+                _, (_, dropped) = self._compiled.popitem(last=False)
+                self._num_bytes -= dropped
+
+    def close(self) -> None:
+        """End the process that tries grammars; calling twice is safe."""
+        if self._library is not None:
+            self._library[1].close()
+
+    def check(self) -> None:
+        """Assert that the bytes of what is kept add up, and are within their bound."""
+        with self._lock:
+            assert self._num_bytes == sum(num for _, num in self._compiled.values()), f"{self._num_bytes} bytes"
+            assert self._num_bytes <= self._most_bytes, f"{self._num_bytes} bytes are kept"
 
     def _check(self, tool: CalledTool) -> None:
         """Raise BadRequest for a strict tool whose schema says more than this format can enforce."""
@@ -132,77 +209,85 @@ class ReplyConstraints:
             message = f"{path}: {found[1]} cannot be enforced in this model's calls, which are not JSON: leave it out"
             raise BadRequest(message, param=path)
 
-    def _cached(
+    def _whole(
         self,
         answer: dict[str, object] | None,
         arguments: Sequence[dict[str, object]],
         opening: str,
         calls: Calls | None,
-    ) -> ReplyMatcher | str:
-        """Return the compiled grammar of a reply; a text says why there is none."""
-        grammar = self._grammar.around(answer, opening=opening, calls=calls, arguments=arguments)
-        if len(grammar) > MOST_CHARS:
-            return f"it is larger than {MOST_CHARS:,} characters"
-        known = self._compiled.pop(grammar, None)
-        made = known if known is not None else self._made(grammar)
-        if isinstance(made, ReplyMatcher):
-            self._compiled[grammar] = made
-            while len(self._compiled) > MOST_COMPILED:
-                self._compiled.popitem(last=False)
-        return made
+    ) -> str:
+        """Return the serialized grammar of a reply."""
+        return self._grammar.around(answer, opening=opening, calls=calls, arguments=arguments)
 
-    def _possible(self, constraint: Constraint) -> dict[str, object]:
+    def _tried(self, grammar: str, budget: _Budget, most: float) -> tuple[str, int]:
+        """Return what is wrong with a grammar, empty for nothing, and the bytes that it takes compiled."""
+        if len(grammar) > MOST_CHARS:
+            return f"it is larger than {MOST_CHARS:,} characters", 0
+        if not self._ends:
+            return "the model has no token that ends a reply", 0
+        _, sandbox = self._opened()
+        tried = sandbox.tried({"grammar": grammar}, seconds=budget.take(most))
+        budget.seconds -= tried.seconds
+        return tried.error, tried.num_bytes
+
+    def _possible(self, constraint: Constraint, budget: _Budget) -> dict[str, object]:
         """Return the grammar of a constraint, schemas that may overlap taken as alternatives; BadRequest for what
         cannot be enforced."""
         wrong = ""
         for coerce_one_of in (False, True) if constraint.kind == "json" else (False,):
             grammar = answer_grammar(constraint, coerce_one_of=coerce_one_of)
-            text = json.dumps({"grammars": [grammar]})
-            made = self._made(text) if len(text) <= MOST_CHARS else f"it is larger than {MOST_CHARS:,} characters"
-            if isinstance(made, ReplyMatcher):
+            error, _ = self._tried(json.dumps({"grammars": [grammar]}), budget, PART_S)
+            if not error:
                 return grammar
-            wrong = wrong or made
-        raise self._refusal(constraint, wrong)
+            wrong = wrong or error
+        raise self._placed(constraint, wrong, budget)
 
-    def _possible_arguments(self, tool: CalledTool) -> dict[str, object]:
+    def _possible_arguments(self, tool: CalledTool, budget: _Budget) -> dict[str, object]:
         """Return the grammar of a tool's arguments; any object for what cannot be enforced and need not be."""
-        try:
-            return self._possible(arguments_of(tool))
-        except BadRequest:
-            if tool.is_strict:
-                raise
-            return answer_grammar(arguments_of(replace(tool, schema=None)))
+        asked = arguments_of(tool)
+        if tool.is_strict:
+            return self._possible(asked, budget)
+        for coerce_one_of in (False, True):
+            grammar = answer_grammar(asked, coerce_one_of=coerce_one_of)
+            if not self._tried(json.dumps({"grammars": [grammar]}), budget, PART_S)[0]:
+                return grammar
+        return answer_grammar(arguments_of(replace(tool, schema=None)))
 
-    @staticmethod
-    def _param(constraint: Constraint | None, calls: Calls | None) -> str | None:
-        if constraint is not None:
-            return constraint.param
-        return calls.tools[0].param if calls is not None and calls.tools else None
+    def _placed(self, constraint: Constraint, error: str, budget: _Budget) -> BadRequest:
+        """Return the error of a constraint, with the place in its schema where that is found in time."""
+        if constraint.kind != "json" or not self._ends or len(json.dumps(constraint.value)) > MOST_CHARS:
+            return _refusal(error, constraint.param)
+        _, sandbox = self._opened()
+        tried = sandbox.tried({"schema": constraint.value}, seconds=budget.take(PART_S))
+        return _refusal(tried.error if tried.path else error, constraint.param, tried.path)
 
-    def _made(self, grammar: str) -> ReplyMatcher | str:
-        """Compile a grammar; a text says why that is not possible."""
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+    def _opened(self) -> tuple[Compiler, Sandbox]:
+        with self._lock:
+            if self._library is None:
+                vocabulary = self._encoder.vocabulary
+                words = Words(
+                    [vocabulary.token_bytes(token_id) for token_id in range(vocabulary.size)],
+                    [at for at in range(vocabulary.size) if vocabulary.is_control_token(at)],
+                    self._ends,
+                    self._encoded,
+                )
+                self._library = Compiler(words), Sandbox(words)
+            return self._library
 
-        if self._tokenizer is None:
-            if not self._ends:
-                return "the model has no token that ends a reply"
-            words = _Words(self._encoder, self._ends[0])
-            size = self._encoder.vocabulary.size
-            self._tokenizer = LLTokenizer(TokenizerWrapper(words), n_vocab=size, eos_token=self._ends)
-        # Errors without the tokens that a reply has so far.
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        return str(matcher.get_error()) if matcher.is_error() else ReplyMatcher(matcher, self._encoder.vocabulary.size)
+    def _encoded(self, text: bytes) -> list[int]:
+        (ids,) = self._encoder.tokenizer.encode([text.decode("utf-8", "replace")])
+        return [int(token_id) for token_id in ids]
 
-    def _refusal(self, constraint: Constraint, error: str) -> BadRequest:
-        """Return the error of a constraint, for a schema with the path of its part that is wrong."""
-        where, param = constraint.param, constraint.param
-        if constraint.kind == "json":
-            path, error = fault(constraint.value, self._wrong) if self._wrong(constraint.value) else ("", error)
-            where, param = (f"{where}: at {path}", f"{param}.{path}") if path else (where, param)
-        lines = " ".join(line.strip() for line in error.splitlines())
-        return BadRequest(f"{where}: {lines[:300]}", param=param)
 
-    def _wrong(self, schema: Any) -> str:
-        made = self._made(json.dumps({"grammars": [answer_grammar(Constraint("json", schema))]}))
-        return made if isinstance(made, str) else ""
+def _asked(
+    constraint: Constraint | None, calls: Calls | None
+) -> tuple[dict[str, object] | None, list[dict[str, object]]]:
+    """Return the grammars of a reply's text and of the arguments of its calls, as they were asked for."""
+    answer = None if constraint is None else answer_grammar(constraint)
+    return answer, [answer_grammar(arguments_of(tool)) for tool in calls.tools] if calls is not None else []
+
+
+def _param(constraint: Constraint | None, calls: Calls | None) -> str | None:
+    if constraint is not None:
+        return constraint.param
+    return calls.tools[0].param if calls is not None and calls.tools else None

@@ -6,6 +6,7 @@ by its place in the schema: a reply that only looks checked helps nobody.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,17 @@ _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "
 OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 MOST_CHECKS = 512  # of parts of a schema, to find the one at fault
 Check = Callable[[Any], str]  # what is wrong with a schema; empty: nothing
+
+
+def schema_grammar(schema: Any, *, coerce_one_of: bool = False) -> str:
+    """Return the serialized grammar of a schema alone."""
+    return json.dumps({"grammars": [schema_rule(schema, coerce_one_of=coerce_one_of)]})
+
+
+def schema_rule(schema: Any, *, coerce_one_of: bool = False) -> dict[str, object]:
+    """Return the grammar of a schema. `coerce_one_of`: schemas in `oneOf` need not exclude each other."""
+    given = {"not": {}} if schema is False else {} if schema is True else enforced(schema)
+    return {"json_schema": {**given, "x-guidance": {**OPTIONS, "coerce_one_of": coerce_one_of}}}
 
 
 def enforced(schema: Any) -> Any:
