@@ -132,3 +132,40 @@ def test_what_is_wrong_with_a_schema_is_a_400_with_its_path(served: Served) -> N
         {"max_tokens": 9, "messages": ASK, "output_config": {"format": {"type": "json_schema", "schema": wrong}}},
     )  # fmt: skip
     assert answer.status == 400 and "properties.x.items" in answer.json["error"]["message"]
+
+
+ITSELF = {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}
+TOO_MUCH = {"type": "integer", "multipleOf": 99_999_989}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("schema", "said"), [(ITSELF, "no reply can satisfy this"), (TOO_MUCH, "too complex")])
+def test_what_cannot_be_satisfied_or_compiled_is_a_400_everywhere(
+    served: Served, schema: dict[str, Any], said: str, stream: bool
+) -> None:
+    form = {"type": "json_schema", "schema": schema}
+    chat = {"messages": ASK, "max_tokens": 9, "stream": stream}
+    bodies: dict[str, Any] = {
+        "/v1/chat/completions": {**chat, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        "/v1/completions": {"prompt": "Hi.", "max_tokens": 9, "stream": stream, "guided_json": schema},
+        "/v1/messages": {**chat, "output_config": {"format": form}},
+        "/v1/responses": {"input": "Hi.", "stream": stream, "text": {"format": {"name": "x", **form}}},
+        "/api/chat": {**chat, "model": "default", "format": schema},
+    }
+    for path, body in bodies.items():
+        answer = served.send("POST", path, body)
+        assert answer.status == 400, (path, answer.status)
+        text = answer.body.decode()
+        assert said in text and ("$defs.n" in text) == (schema is ITSELF), (path, text)
+        for state in ("lexer", "rows", "fuel", "NoExtension"):
+            assert state not in text
+
+
+def test_a_tool_that_nothing_can_satisfy_takes_any_object_unless_it_is_strict(served: Served) -> None:
+    for strict in (False, True):
+        function = {"name": "look", "parameters": ITSELF, "strict": strict}
+        body = {"messages": ASK, "max_tokens": 100, "tools": [{"type": "function", "function": function}]}
+        answer = served.send("POST", "/v1/chat/completions", {**body, "tool_choice": "required"})
+        assert answer.status == (400 if strict else 200), answer.body
+        if strict:
+            assert answer.json["error"]["param"] == "tools[0].function.parameters.$defs.n"

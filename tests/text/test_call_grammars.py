@@ -153,6 +153,14 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_its_place() -> No
     assert "uniqueItems" in str(caught.value)
 
 
+def test_a_strict_tool_is_not_taken_for_the_loose_one_before_it() -> None:
+    schema = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
+    loose = Calls((CalledTool("look", schema, is_strict=False, param="tools"),))
+    constraints_of("hermes").matcher(None, opening="", calls=loose)
+    with pytest.raises(BadRequest, match="uniqueItems"):
+        constraints_of("hermes").matcher(None, opening="", calls=Calls((replace(loose.tools[0], is_strict=True),)))
+
+
 def test_one_that_need_not_be_enforced_becomes_any_object() -> None:
     schema = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
     loose = Calls((*TOOLS[:1], CalledTool("add", schema, is_strict=False, param="tools")))

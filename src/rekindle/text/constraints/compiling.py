@@ -6,12 +6,15 @@ interrupted. So the `sandbox` compiles first.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from rekindle.text.constraints.satisfiable import is_satisfiable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -45,6 +48,12 @@ class Words:
         return self.encode(text.encode() if isinstance(text, str) else text)
 
 
+def impossible(grammar: str) -> str:
+    """Return that no value satisfies one of the schemas in a grammar; empty if each has one."""
+    schemas = (each["json_schema"] for each in json.loads(grammar)["grammars"] if "json_schema" in each)
+    return "" if all(map(is_satisfiable, schemas)) else IMPOSSIBLE
+
+
 class Compiler:
     """Compiles grammars for one vocabulary. Any thread."""
 
@@ -68,8 +77,8 @@ class Compiler:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
     def fault(self, grammar: str) -> str:
-        """Return why a grammar cannot be compiled, or why a walk through it ends; empty for a good one."""
-        return self.walk(self.compiled(grammar))
+        """Return why a grammar cannot be compiled or satisfied, or why a walk through it ends; empty for a good one."""
+        return self.walk(self.compiled(grammar)) or impossible(grammar)
 
     def walk(self, matcher: LLMatcher) -> str:
         """Take some tokens that a matcher allows; return as `fault` does."""

@@ -112,7 +112,7 @@ class ReplyConstraints:
         self._ends = sorted(ends)
         self._lock = threading.Lock()
         self._library: tuple[Compiler, Sandbox] | None = None
-        self._compiled: OrderedDict[str, tuple[ReplyMatcher, int]] = OrderedDict()  # by grammar, with its bytes
+        self._compiled: OrderedDict[str, tuple[ReplyMatcher, int]] = OrderedDict()  # by `_key`, with bytes
         self._num_bytes = 0
 
     def enforces(self, calls: Calls | None) -> bool:
@@ -129,7 +129,7 @@ class ReplyConstraints:
         except BadRequest:
             return True
         with self._lock:
-            return grammar in self._compiled
+            return _key(grammar, calls) in self._compiled
 
     def matcher(
         self,
@@ -152,9 +152,9 @@ class ReplyConstraints:
                 raise _refusal(f"it is larger than {MOST_CHARS:,} characters", each.param)
         grammar = self._whole(*_asked(constraint, calls), opening, calls)
         with self._lock:
-            known = self._compiled.get(grammar)
+            known = self._compiled.get(_key(grammar, calls))
             if known is not None:
-                self._compiled.move_to_end(grammar)
+                self._compiled.move_to_end(_key(grammar, calls))
         made = known[0] if known is not None else self._made(grammar, constraint, opening, calls, is_wanted)
         return made.copy(param)
 
@@ -178,13 +178,13 @@ class ReplyConstraints:
             raise _refusal(error, _param(constraint, calls))
         compiler, _ = self._opened()
         made = ReplyMatcher(compiler.compiled(possible), self._encoder.vocabulary.size)
-        self._keep(grammar, made, max(LEAST_BYTES, num_bytes) + len(grammar))
+        self._keep(_key(grammar, calls), made, max(LEAST_BYTES, num_bytes) + len(grammar))
         return made
 
-    def _keep(self, grammar: str, made: ReplyMatcher, num_bytes: int) -> None:
+    def _keep(self, key: str, made: ReplyMatcher, num_bytes: int) -> None:
         with self._lock:
-            _, replaced = self._compiled.pop(grammar, (None, 0))
-            self._compiled[grammar] = made, num_bytes
+            _, replaced = self._compiled.pop(key, (None, 0))
+            self._compiled[key] = made, num_bytes
             self._num_bytes += num_bytes - replaced
             while self._num_bytes > self._most_bytes:
                 _, (_, dropped) = self._compiled.popitem(last=False)
@@ -285,6 +285,12 @@ def _asked(
     """Return the grammars of a reply's text and of the arguments of its calls, as they were asked for."""
     answer = None if constraint is None else answer_grammar(constraint)
     return answer, [answer_grammar(arguments_of(tool)) for tool in calls.tools] if calls is not None else []
+
+
+def _key(grammar: str, calls: Calls | None) -> str:
+    """Return what a compiled grammar is kept under: the one that was asked for, as loose tools may get another."""
+    strict = "".join(str(int(tool.is_strict)) for tool in calls.tools) if calls is not None else ""
+    return f"{strict} {grammar}"
 
 
 def _param(constraint: Constraint | None, calls: Calls | None) -> str | None:

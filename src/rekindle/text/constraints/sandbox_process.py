@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rekindle.text.constraints.compiling import Compiler, Words
+from rekindle.text.constraints.compiling import Compiler, Words, impossible
 from rekindle.text.constraints.schema import fault, schema_grammar
 
 MOST_BYTES = 2 << 30  # of addresses; the process itself has less than half a gigabyte
@@ -92,7 +92,7 @@ def _answer(compiler: Compiler, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": error, "path": path, "num_bytes": 0, "seconds": time.process_time()}
     before = _own_bytes()
     matcher = compiler.compiled(job["grammar"])
-    error = compiler.walk(matcher)
+    error = compiler.walk(matcher) or impossible(job["grammar"])
     return {"error": error, "path": "", "num_bytes": _own_bytes() - before, "seconds": time.process_time()}
 
 
