@@ -112,6 +112,8 @@ def test_a_call_may_take_the_place_of_the_text() -> None:
     ("constraint", "right", "wrong"),
     [
         (Constraint("choice", ("yes", "no", "no way")), ["yes", "no", "no way"], ["maybe", "yes!", ""]),
+        (Constraint("choice", ("a\x7fb", "\x01")), ["a\x7fb", "\x01"], ["ab", "a"]),
+        (Constraint("regex", "[a\x7f]/b"), ["\x7f/b", "a/b"], ["x/b"]),
         (Constraint("regex", r"\d{3}-[a-f]+/x"), ["123-abc/x", "000-f/x"], ["12-a/x", "123-g/x", "123-a/x "]),
         (Constraint("grammar", 'start: "a" b\nb: "b" | "(" b ")"'), ["ab", "a((b))"], ["a(b", "b"]),
         (Constraint("grammar", 'root ::= "x" ("y" | "z")+'), ["xy", "xzzy"], ["x", "yx"]),

@@ -17,13 +17,14 @@ from rekindle.text.replies.reader import CallLayout, CallMarks
 TEXT = "/(?s:.)*/"
 BLANK = "/[ \\t\\r\\n]/"
 BLANKS = "/[ \\t\\r\\n]{0,8}/"
+DELETE = "\x7f"  # which the notation does not take as it is
 _CALL_ID = r'/,[ ]?"id":[ ]?"[\w\-]{1,64}"/'
 Pieces = Callable[[str], Sequence[str | int]]  # structured text -> texts and ids of control tokens
 
 
 def literal(text: str) -> str:
     """Return text as a term."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace(DELETE, "\\u007f")
 
 
 def any_but(tokens: Collection[int], ends: Collection[int]) -> str:

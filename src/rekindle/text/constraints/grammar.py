@@ -11,7 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rekindle.errors import BadRequest
-from rekindle.text.constraints.calls import BLANKS, TEXT, CallRules, Pieces, any_but, json_arguments, literal, terms
+from rekindle.text.constraints.calls import (
+    BLANKS,
+    DELETE,
+    TEXT,
+    CallRules,
+    Pieces,
+    any_but,
+    json_arguments,
+    literal,
+    terms,
+)
 from rekindle.text.constraints.schema import schema_rule
 from rekindle.text.constraints.tagged import tagged_arguments, unenforced
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
@@ -42,7 +52,8 @@ def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> di
     from llguidance import gbnf_to_lark, regex_to_lark  # takes a tenth of a second, and few replies are constrained
 
     if kind == "regex":
-        return {"lark_grammar": f"start: /{regex_to_lark(value)}/"}
+        pattern = regex_to_lark(value.replace(DELETE, "\\x7f"))
+        return {"lark_grammar": f"start: /{pattern}/"}
     try:
         return {"lark_grammar": gbnf_to_lark.gbnf_to_lark(value) if "::=" in value else value}
     except gbnf_to_lark.GbnfToLarkError as error:
