@@ -134,6 +134,46 @@ def test_what_is_wrong_with_a_schema_is_a_400_with_its_path(served: Served) -> N
     assert answer.status == 400 and "properties.x.items" in answer.json["error"]["message"]
 
 
+LOOK = {"type": "object", "properties": {"place": {"type": "string"}}}
+FUNCTION = {"name": "look", "description": "Looks.", "parameters": LOOK}
+HOT = {"temperature": 1.5, "max_tokens": 400}
+
+
+def test_next_to_a_tool_a_reply_is_of_its_schema_or_a_whole_call(served: Served) -> None:
+    """Also where nobody is strict about the tool: a mark of a call with nothing after it is neither."""
+    kinds = set()
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": Place.model_json_schema()}}
+    body = {"messages": ASK, "tools": [{"type": "function", "function": FUNCTION}], "response_format": form, **HOT}
+    answers = [served.send("POST", "/v1/chat/completions", {**body, "n": 8, "seed": seed}) for seed in (1, 100)]
+    for choice in [choice for answer in answers for choice in answer.json["choices"]]:
+        kinds.add(choice["finish_reason"])
+        if choice["finish_reason"] == "tool_calls":
+            for call in choice["message"]["tool_calls"]:
+                assert call["function"]["name"] == "look" and isinstance(
+                    json.loads(call["function"]["arguments"]), dict
+                )
+        else:
+            Place.model_validate_json(choice["message"]["content"])
+    assert kinds == {"stop", "tool_calls"}
+    wanted = {"type": "json_schema", "schema": Place.model_json_schema()}
+    tool = {"name": "look", "input_schema": LOOK}
+    body = {"messages": ASK, "tools": [tool], "output_config": {"format": wanted}, "max_tokens": 400, "temperature": 1}
+    for _ in range(6):
+        answer = served.send("POST", "/v1/messages", body).json
+        assert answer["stop_reason"] in ("end_turn", "tool_use"), answer
+        if answer["stop_reason"] == "end_turn":
+            Place.model_validate_json(answer["content"][0]["text"])
+    item = {"type": "function", **FUNCTION}
+    body = {"input": "Say.", "tools": [item], "text": {"format": {"name": "place", **wanted}}, "max_output_tokens": 400}
+    for _ in range(6):
+        answer = served.send("POST", "/v1/responses", {**body, "temperature": 1}).json
+        *_, last = answer["output"]
+        if last["type"] == "message":
+            Place.model_validate_json(last["content"][0]["text"])
+        else:
+            assert last["type"] == "function_call" and isinstance(json.loads(last["arguments"]), dict)
+
+
 ITSELF = {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}
 TOO_MUCH = {"type": "integer", "multipleOf": 99_999_989}
 

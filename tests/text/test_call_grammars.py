@@ -140,6 +140,8 @@ def test_text_of_a_form_or_calls() -> None:
     call = reply_with("hermes", {"place": "attic"})
     assert takes("hermes", ids_of("hermes", "7"), FREE, given=given)
     assert takes("hermes", call, FREE, given=given)
+    for neither in ("<tool_call>", "<tool_call>\n</tool_call>", "<tool_call>Hello"):
+        assert not takes("hermes", ids_of("hermes", neither), FREE, given=given)
     assert not takes("hermes", reply_with("hermes", {"place": 7}), FREE, given=given)
     assert not takes("hermes", reply_with("hermes", {"place": "attic"}, text="Hm."), FREE, given=given)
 

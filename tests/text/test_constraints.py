@@ -106,6 +106,9 @@ def test_a_call_may_take_the_place_of_the_text() -> None:
     assert accepts("hermes", CALL, calls=True) and accepts("hermes", '{"a": 1}', calls=True)
     assert accepts("hermes", f"<think>\nHm.\n</think>\n\n{CALL}\n{CALL}", calls=True)
     assert not accepts("hermes", CALL) and not accepts("hermes", "Hello", calls=True)
+    opened, closed = f"{GUARD}<|tool_call_start|>", f"{GUARD}<|tool_call_end|>"
+    assert accepts("pythonic", f"{opened}[look()]{closed}", calls=True)
+    assert not accepts("pythonic", opened, calls=True) and not accepts("pythonic", opened + closed, calls=True)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.matching.earlier_tails import with_earlier_tails
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
-from rekindle.text.constraints.types import Calls, Constraint
+from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
 
@@ -237,7 +237,7 @@ class RequestBuilder:
             raise BadRequest(f"min_tokens: a reply that {name} constrains ends by itself", param="min_tokens")
         if constraint is not None and request.reply_prefix:
             raise BadRequest(f"{constraint.param}: the reply has a given beginning already", param=constraint.param)
-        return constraint, calls
+        return constraint, _with_tools(calls, request) if constraint is not None else calls
 
     def _imported(self, request: GenerationRequest, on_memory: OnMemory) -> tuple[Prompt, Rendering]:
         """Return a prompt after other replicas' memory of it was taken in, where that is faster than computing it."""
@@ -355,6 +355,16 @@ class RequestBuilder:
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:
         if not all(0 <= token < self._limits.vocab_size for token in token_ids):
             raise BadRequest(f"{param}: token ids must lie in 0 to {self._limits.vocab_size - 1}", param=param)
+
+
+def _with_tools(calls: Calls | None, request: GenerationRequest) -> Calls | None:
+    """Return free calls as calls of the request's tools with any object: next to a constraint, a reply is a whole call
+    or what the constraint says, so calls cannot be left to the model."""
+    if calls is None or calls.tools:
+        return calls
+    functions = [tool.get("function") or tool for tool in request.tools or ()]
+    names = dict.fromkeys(str(function["name"]) for function in functions if "name" in function)
+    return replace(calls, tools=tuple(CalledTool(name, None, is_strict=False, param="tools") for name in names))
 
 
 def _num_replies(request: GenerationRequest) -> int | None:

@@ -123,7 +123,7 @@ def _calls(
 ) -> Calls:
     """Return the calls that a reply may have; without tools, where any call of any tool will do."""
     if not (choice.is_forced or strict or choice.allowed is not None):
-        return Calls(())
+        return Calls((), parallel=parallel)
     functions = [tool["function"] for tool in request.tools or ()]
     called = tuple(
         CalledTool(

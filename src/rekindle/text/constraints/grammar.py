@@ -18,6 +18,7 @@ from rekindle.text.constraints.calls import (
     CallRules,
     Pieces,
     any_but,
+    first_token,
     json_arguments,
     literal,
     terms,
@@ -159,11 +160,19 @@ class ReplyGrammar:
         return [f"thought[suffix={literal(thinking.close)}]: {TEXT}"]
 
     def _call(self) -> list[str]:
-        """Return the rule of a call that is free after its mark; none if calls cannot be distinguished."""
+        """Return the rule of calls whose tools are not known, free after their mark, up to the one that closes them if
+        that is a token; none if calls cannot be distinguished."""
         marks = self.form.tools.marks if self.form.tools is not None else None
         if marks is None or not marks.open:
             return []
-        return [f"call: {terms(marks.open, self.pieces)} {any_but((), self.ends)}"]
+        opened, (token, closed) = terms(marks.open, self.pieces), first_token(marks.close, self.pieces)
+        if token is None or closed != marks.close:
+            return [f"call: {opened} {any_but((), self.ends)}"]
+        inside = any_but((token,), self.ends)
+        return [
+            "call: one+",
+            f"one: {opened} {inside.removesuffix('*')} {inside} {terms(closed, self.pieces)} {BLANKS}",
+        ]
 
     def _in_channels(self, form: ChannelForm, *, answer: bool, calls: bool, written: CallRules | None) -> list[str]:
         channel, message, end, start = (
