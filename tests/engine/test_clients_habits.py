@@ -13,6 +13,7 @@ from rekindle import Engine
 from rekindle.engine.types import Breakpoint, ChatResult, GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message, normalise_messages
+from tests.engine.rewriting import with_template
 from tests.server.scripted import LOOK, write_scripted_model
 
 WORDS = "You keep a house with an attic and a cellar, and you answer in one short sentence. "
@@ -280,3 +281,27 @@ def test_messages_as_sent_are_not_changed(engine: Engine) -> None:
     request = GenerationRequest(messages=messages, agent="ada", tools=TOOLS, params=GREEDY)
     engine.submit(request).result()
     assert tuple(Message(each.role, each.content) for each in messages) == before
+
+
+WRITES_VALUES = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' + m.content -}}"
+    "{%- for c in m.tool_calls or [] -%}{{- '\n<tool_call>\n<function=' + c.function.name + '>\n' -}}"
+    "{%- for key, value in c.function.arguments.items() -%}"
+    "{{- '<parameter=' + key + '>\n' + (value | string) + '\n</parameter>\n' -}}{%- endfor -%}"
+    "{{- '</function>\n</tool_call>' -}}{%- endfor -%}{{- '<|im_end|>\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+
+
+def test_a_call_that_was_cut_off_does_not_end_the_conversation(model: Path, tmp_path: Path) -> None:
+    """Templates that write each value take objects only; the call is sent back in every turn from then on."""
+    copy = with_template(model, WRITES_VALUES, tmp_path / "copy")
+    with engine_of(copy, tmp_path / "store") as engine:
+        history = [user("Look."), called('{"path": "attic", "text": "wri'), {**RESULT, "content": "cut off"}]
+        first = ask(engine, *history)
+        assert [(each.kind, each.count) for each in first.report.left_out] == [("arguments", 1)]
+        second = ask(engine, *history, {"role": "assistant", "content": first.text}, user("And now?"))
+        assert [(each.kind, each.count) for each in second.report.left_out] == [("arguments", 1)]
+        assert second.report.reused_tokens > 0
+        whole = ask(engine, user("Look."), called('{"path": "attic"}'), RESULT)
+        assert not whole.report.left_out

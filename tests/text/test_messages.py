@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rekindle.errors import BadRequest
-from rekindle.text.messages import Arguments, Message, ToolCall, arguments_for_template, normalise_messages
+from rekindle.text.arguments import Arguments, arguments_for_template
+from rekindle.text.messages import Message, ToolCall, normalise_messages
 
 
 def refusal(*messages: object) -> BadRequest:

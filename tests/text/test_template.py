@@ -10,8 +10,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rekindle.errors import BadRequest, ModelRefused
+from rekindle.text.arguments import arguments_for_template
 from rekindle.text.growth import analyse_growth
-from rekindle.text.messages import GUARD, arguments_for_template
+from rekindle.text.messages import GUARD
 from rekindle.text.template import ChatTemplate
 from tests.text import factories
 

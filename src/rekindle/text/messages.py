@@ -101,14 +101,6 @@ def _paragraphs(messages: Sequence[Message]) -> str:
     return "\n\n".join(message.content for message in messages if message.content)
 
 
-class Arguments(dict[str, Any]):
-    """Tool arguments as a template sees them: an object, whose JSON is the text the model generated."""
-
-    def __init__(self, value: Mapping[str, Any], verbatim: str) -> None:
-        super().__init__(value)
-        self.verbatim = verbatim
-
-
 def normalise_messages(raw: Any, omissions: Omissions = REFUSE) -> tuple[Message, ...]:
     """Convert a list of JSON messages to the form that everything else uses.
 
@@ -172,19 +164,6 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [map_strings(item, change) for item in value]
     return value
-
-
-def arguments_for_template(arguments: str, change: Callable[[str], str]) -> Any:
-    """Return tool arguments as an object if they are one, else the string; `change` is applied to every string.
-
-    JSON escapes can encode what no prompt may contain: values get U+FFFD for it, the text keeps its escapes.
-    """
-    try:
-        value = json.loads(arguments) if arguments.strip() else {}
-        values = map_strings(value, lambda text: change(sound(text))) if isinstance(value, dict) else None
-    except (ValueError, RecursionError):
-        values = None
-    return change(arguments) if values is None else Arguments(values, change(arguments) if arguments.strip() else "{}")
 
 
 def _message(item: Any, where: str, omissions: Omissions) -> Message:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rekindle.errors import BadRequest
 
+UNREAD = "arguments"
 MOST_NAMED = 32  # kinds of parts, and parameters; a caller can invent any number of them
 MOST_CHARS = 200  # of a detail in the line
 MOST_NAME_CHARS = 100  # of a parameter
@@ -114,6 +115,15 @@ class Omissions:
     def all(self) -> Omitted:
         """Return what was left out so far."""
         return Omitted(tuple(self._left_out.values()), tuple(self._ignored))
+
+
+def with_unread_calls(omitted: Omitted, count: int) -> Omitted:
+    """Add the calls of a history whose arguments are no JSON object, and stand in the prompt as far as they were read.
+
+    Never refused: a reply that was cut off has such a call, and is sent back in every turn.
+    """
+    others = tuple(each for each in omitted.left_out if each.kind != UNREAD)
+    return replace(omitted, left_out=(*others, LeftOut(UNREAD, count, "messages", ""))) if count else omitted
 
 
 REFUSE = Omissions(strict=True)

@@ -13,7 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,28 @@ from typing import Any
 import numpy as np
 
 from rekindle.errors import BadRequest, PromptTooLong
+from rekindle.text.arguments import arguments_for_template, object_for_template, read_object
 from rekindle.text.bounded import MOST_WRITTEN
 from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
 from rekindle.text.length import PromptBound
-from rekindle.text.messages import Message, arguments_for_template, check_json, check_text, map_strings, plainer_forms
+from rekindle.text.messages import Message, check_json, check_text, map_strings, plainer_forms
 from rekindle.text.splitters import PIECE_BYTES
 from rekindle.text.template import ChatTemplate, read_config, special_token_names
 from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
 from rekindle.text.vocabulary import CODE_BYTES, MARK, Vocabulary, control_code, control_id, on_boundary
 
+ForTemplate = Callable[[str, Callable[[str], str]], Any]  # of arguments, with what is applied to every string
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as comparable bytes (see text/vocabulary)."""
+    """A prompt as comparable bytes (see text/vocabulary).
+
+    `num_unread`: how many calls in it have arguments that are no JSON object, for a template that writes objects only.
+    """
 
     key: bytes
+    num_unread: int = field(default=0, compare=False)
 
 
 class PromptEncoder:
@@ -98,8 +105,9 @@ class PromptEncoder:
     ) -> RenderedPrompt:
         """Render a conversation. Raises BadRequest if the template refuses it.
 
-        Some refuse system messages, all or in the middle, user messages after others or after results, or reasoning
-        and text next to calls: they get the conversation in a simpler form that they accept.
+        Some refuse arguments that are no object, system messages, all or in the middle, user messages after others or
+        after results, or reasoning and text next to calls: they get the conversation in a simpler form that they
+        accept.
         """
         guard = self.controls.guard
         if self.bound is not None:
@@ -107,8 +115,8 @@ class PromptEncoder:
         check_json(tools, "tools")
         values = {name: map_strings(value, guard) for name, value in template_kwargs.items()}
 
-        def rendered(asked: Sequence[Message]) -> str:
-            shown = [self._for_template(message) for message in asked]
+        def rendered(asked: Sequence[Message], arguments: ForTemplate = arguments_for_template) -> str:
+            shown = [self._for_template(message, arguments) for message in asked]
             return self.template.render(
                 shown,
                 map_strings(tools, guard),
@@ -118,17 +126,18 @@ class PromptEncoder:
             )
 
         try:
-            text = rendered(messages)
+            return self._bounded_prompt(self._split(rendered(messages)))
         except PromptTooLong:
             raise
         except BadRequest:
-            for form in plainer_forms(messages):
-                with suppress(BadRequest):
-                    text = rendered(form)
-                    break
-            else:
-                raise
-        return self._bounded_prompt(self._split(text))
+            num_unread = sum(read_object(call.arguments) is None for each in messages for call in each.tool_calls)
+            with_objects = (object_for_template,) if num_unread else ()
+            for form in (messages, *plainer_forms(messages)):
+                for arguments in (arguments_for_template, *with_objects):
+                    with suppress(BadRequest):
+                        prompt = self._bounded_prompt(self._split(rendered(form, arguments)))
+                        return replace(prompt, num_unread=num_unread if arguments is object_for_template else 0)
+            raise
 
     def render_text(self, text: str, *, add_leading: bool = True) -> RenderedPrompt:
         """Render a completion's prompt: control tokens in the text are tokens; leading tokens come first, once."""
@@ -235,7 +244,7 @@ class PromptEncoder:
         guard = self.controls.guard_reply if message.role == "assistant" else self.controls.guard
         return self._prompt(self.controls.split(guard(text.strip()))).key.strip(b" ")
 
-    def _for_template(self, message: Message) -> dict[str, Any]:
+    def _for_template(self, message: Message, arguments: ForTemplate) -> dict[str, Any]:
         """A message as templates expect it, every look-alike of a control token guarded."""
         guard, reply = self.controls.guard, self.controls.guard_reply
         content = reply(message.content) if message.role == "assistant" else guard(message.content)
@@ -253,7 +262,7 @@ class PromptEncoder:
                     "type": "function",
                     "function": {
                         "name": self.controls.guard_name(call.name),
-                        "arguments": arguments_for_template(call.arguments, guard),
+                        "arguments": arguments(call.arguments, guard),
                     },
                 }
                 for call in message.tool_calls

@@ -23,8 +23,9 @@ import jinja2.parser
 import jinja2.utils
 
 from rekindle.errors import BadRequest, ModelRefused, PromptTooLong
+from rekindle.text.arguments import Arguments
 from rekindle.text.bounded import FAILURES, MOST_WORK, MOST_WRITTEN, BoundedEnvironment, render
-from rekindle.text.messages import GUARD, Arguments
+from rekindle.text.messages import GUARD
 from rekindle.text.metered_filters import metered
 from rekindle.text.metering import Exceeded
 

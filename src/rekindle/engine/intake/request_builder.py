@@ -201,7 +201,7 @@ class RequestBuilder:
                 compacts=any(each.kind == COMPACTION for each, _ in rendering.removed),
                 breakpoints=breakpoints,
                 taken_out=taken_out,
-                omitted=request.omitted,
+                omitted=rendering.request.omitted,
                 deadline=ready.times.submitted + (self._limits.timeout_s or math.inf),
             )
             generation.prompt_ids, generation.opening = ready.ids, rendering.opening
