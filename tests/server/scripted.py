@@ -37,6 +37,8 @@ SCRIPTS: dict[str, list[str]] = {
     ],
     "hurt": ['<tool_call>\n{"name": "hurt"', ', "arguments": oops', "}</tool_call> sorry"],
     "cut": ['<tool_call>{"name": "cut", "argument', 's": {"long": "', "and longer ", "and so on ", "until"],
+    "paths": ['<tool_call>\n{"name": "enter"', ', "arguments": {"path": "C:\\U', "sers\nold\\", 'xy"}}\n</tool_call>'],
+    "tear": ['<tool_call>\n{"name": "rm"', ', "arguments": {"path": "a", ', "'dry': true}", "}\n</tool_call>."],
     "talk": ["It is", " in the", " attic", " of the", " house."],
     "smile": [" Sm", "ile 🙂 caf", "é"],
     "muse": ["<think>\nLamps", " weigh little", ".\n</think>\n\n", "A feather", " weighs less."],

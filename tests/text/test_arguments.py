@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.text.arguments import arguments_for_template, readable_part
+from rekindle.text.arguments import arguments_for_template, read_object, readable_part
 from rekindle.text.messages import Message, ToolCall
+from rekindle.text.tools_json import StringRepair, is_json, repaired
 from tests.text.families import FAMILIES, encoder_for
 
 UNREAD = [
@@ -80,3 +81,30 @@ def test_a_template_that_takes_texts_gets_them_as_they_were_written() -> None:
     assert arguments_for_template(call.arguments, str) == call.arguments
     assert encoder_for("hermes").render_chat([ASKED, Message("assistant", "", tool_calls=(call,))]).num_unread == 0
     assert encoder_for("coder").render_chat([ASKED, Message("assistant", "", tool_calls=(call,))]).num_unread == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"path": "C:\\Users\\xy"}', {"path": "C:\\Users\\xy"}),
+        ('{"path": "C:\\users"}', {"path": "C:\\users"}),
+        ('{"path": "a\nb\tc"}', {"path": "a\nb\tc"}),
+        ('{"a\\d": "\\\\ \\" \\/ \\n \\u00e9"}', {"a\\d": '\\ " / \n é'}),
+    ],
+)
+def test_strings_are_repaired_however_they_come(text: str, value: object) -> None:
+    assert read_object(text) == json.loads(repaired(text)) == value
+    repair = StringRepair()
+    assert "".join(map(repair.push, text)) == repaired(text)
+
+
+@given(st.text(alphabet='\\"u0aA{}:,n\n', max_size=20))
+def test_a_repair_changes_no_json(text: str) -> None:
+    repair = StringRepair()
+    assert "".join(map(repair.push, text)) + repair.held == repaired(text)
+    assert not is_json(text) or repaired(text) == text or "\n" in text
+    assert repaired(repaired(text)) == repaired(text)
+
+
+def test_what_may_be_read_in_two_ways_is_not_repaired() -> None:
+    assert read_object('{"a": "it\\\'s"}') is None

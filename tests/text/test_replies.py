@@ -502,14 +502,14 @@ def test_what_is_no_call_is_text_in_every_form(form: ReplyFormat, text: str, sho
         ('<tool_call>{"name": "f", "arguments": {"a": {</tool_call>ok', "ok", [("f", '{"a": {', False)]),
         ('<tool_call>{"name": "f", "arguments": {}}}}</tool_call>', "", [("f", "{}", True)]),
         # broken inside: verbatim, for the caller to judge
-        ('<tool_call>{"name": "f", "arguments": {a: "\n" < 3}}</tool_call>', "", [("f", '{a: "\n" < 3}', True)]),
+        ('<tool_call>{"name": "f", "arguments": {a: "\n" < 3}}</tool_call>', "", [("f", '{a: "\\n" < 3}', False)]),
         # no closing mark, then text
         ('<tool_call>{"name": "f", "arguments": {}}\nDone.', "\nDone.", [("f", "{}", True)]),
         ('<tool_call>{"name": "f", "arguments": {}, oops', " oops", [("f", "{}", True)]),
         # arguments that are no object, or none at all
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}", True)]),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '"{\\"a\\": 1}"', True)]),
-        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "null", True)]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}', True)]),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}", True)]),
         # a mark inside a mark
         ('<tool_call><tool_call>{"name": "f"}</tool_call>', "<tool_call>", [("f", "{}", True)]),
         ('a <tool_call>{"name": "f"}</tool_call> b', "a  b", [("f", "{}", True)]),

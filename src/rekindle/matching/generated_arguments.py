@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rekindle.text.messages import Message, ToolCall
+from rekindle.text.arguments import read_object
+from rekindle.text.messages import GUARD, Message, ToolCall
+from rekindle.text.tools_json import ValueScan
 from rekindle.text.vocabulary import MARK
 
-_DECODER = json.JSONDecoder()
 Opening = Callable[[str], bytes | None]  # name of a tool -> how its calls begin in a key; None: not known
 
 
@@ -43,7 +44,7 @@ class _Generated:
 
     def written(self, call: ToolCall) -> ToolCall:
         """Return the call with its arguments as they were generated, if they are the same value."""
-        value = _object(call.arguments)
+        value = read_object(call.arguments) if call.arguments.strip() else None
         if value is None:
             return call
         texts = [text for other, text in self._of(call.name) if is_same(value, other)]
@@ -68,22 +69,13 @@ class _Generated:
             start = at + len(opening)
             end = self._stored.find(MARK, start)
             text = self._stored[start : end if end >= 0 else None].decode("utf-8", "ignore").lstrip()
-            try:
-                value, size = _DECODER.raw_decode(text)
-            except (ValueError, RecursionError):  # cut off, or not JSON
-                value, size = None, 0
-            if isinstance(value, dict):
-                found.append((value, text[:size]))
+            scan = ValueScan(GUARD)
+            text = text[: scan.read(text, 0)]
+            value = read_object(text) if scan.done else None  # None: cut off, or not JSON
+            if value is not None:
+                found.append((value, text))
             at = self._stored.find(opening, start)
         return found
-
-
-def _object(arguments: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def is_same(one: Any, other: Any) -> bool:

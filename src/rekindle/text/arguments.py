@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.text.messages import GUARD, map_strings, sound
-from rekindle.text.tools_json import ValueScan, is_json, skip_blanks
+from rekindle.text.tools_json import ValueScan, is_json, repaired, skip_blanks
 
 TEXT_KEY = "arguments"  # of what has no key of its own
 
@@ -25,14 +25,22 @@ class Arguments(dict[str, Any]):
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Return the object that this text is, the empty one for no text; None if it is no JSON object."""
+    """Return the object that this text is, its strings repaired, the empty one for no text; None if it is none."""
     if not text.strip():
         return {}
     try:
-        value = json.loads(text)
+        value = json.loads(repaired(text))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def object_text(text: str) -> str:
+    """Return the object that arguments in JSON mean: null is none, a string may hold one; other values as they are."""
+    value = json.loads(text, strict=False)
+    if value is None:
+        return "{}"
+    return value if isinstance(value, str) and value.strip() and read_object(value) is not None else text
 
 
 def readable_part(text: str) -> dict[str, Any]:
@@ -57,7 +65,7 @@ def readable_part(text: str) -> dict[str, Any]:
 
 def _members(text: str) -> dict[str, Any]:
     """The members before the place where this text stops being an object."""
-    members: dict[str, Any] = {}
+    text, members = repaired(text), dict[str, Any]()
     at = skip_blanks(text)
     while text[at : at + 1] == ("," if members else "{"):
         found = _member(text, skip_blanks(text, at + 1))

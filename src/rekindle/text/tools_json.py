@@ -1,7 +1,8 @@
 """The JSON inside a tool call, read as it is generated.
 
 Owns where a value ends and what the envelope `{"name": ..., "arguments": ...}` holds so far. Inside values only strings
-and brackets are followed: the caller interprets arguments. Knows no marks around the call.
+and brackets are followed: the caller interprets arguments. What models get wrong in strings is put right where only
+one reading is possible. Knows no marks around the call.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ Verdict = Literal["go", "more", "object", "ready", "closed", "broken"]
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
+_QUOTE = re.compile('"')
+_ODD = re.compile(r'["\\\x00-\x1f]')  # in a string: its end, an escape, or what may not be there
+_ESCAPE = re.compile(r"""\\(?:["\\/bfnrt']|u[0-9a-fA-F]{4})""")
+_OPEN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _IN_STRING = re.compile(rf'["\\{GUARD}]')
 # For each step between values: the sign that may come, and the next step.
@@ -36,6 +41,44 @@ def skip_blanks(text: str, at: int = 0) -> int:
     """The first place at or after `at` that holds no JSON white space."""
     found = _BLANKS.match(text, at)
     return found.end() if found else at
+
+
+class StringRepair:
+    """Puts right what strings in JSON may not contain, in text that comes in pieces.
+
+    A backslash that escapes nothing becomes two, a control character its escape. `\\'` stays: it may mean either sign.
+    """
+
+    def __init__(self) -> None:
+        self.held = ""  # the beginning of an escape
+        self._in_string = False
+
+    def push(self, piece: str) -> str:
+        """Add a piece; return what is certain by now."""
+        text, at, out = self.held + piece, 0, list[str]()
+        while at < len(text):
+            found = (_ODD if self._in_string else _QUOTE).search(text, at)
+            out.append(text[at : found.start() if found else None])
+            at = found.start() if found else len(text)
+            if found is None or (found.group() == "\\" and _OPEN_ESCAPE.fullmatch(text, at)):
+                break
+            escape = _ESCAPE.match(text, at)
+            out.append(escape.group() if escape else self._sign(found.group()))
+            at = escape.end() if escape else at + 1
+        self.held = text[at:]
+        return "".join(out)
+
+    def _sign(self, sign: str) -> str:
+        if sign == '"':
+            self._in_string = not self._in_string
+            return sign
+        return json.dumps(sign)[1:-1]
+
+
+def repaired(text: str) -> str:
+    """The same of a whole text."""
+    repair = StringRepair()
+    return repair.push(text) + repair.held
 
 
 def is_json(text: str) -> bool:
@@ -178,6 +221,7 @@ class Envelope:
         return end, "go" if self.started else self._member(value)
 
     def _member(self, value: str) -> Verdict:
+        value = repaired(value)
         if not is_json(value):
             return "broken"
         if self._key in NAME_KEYS:

@@ -2,8 +2,9 @@
 
 Anthropic's clients parse `input_json_delta` pieces as they arrive and fail on invalid JSON, and Ollama's take arguments
 as an object only. So the output is always a valid prefix of an object: line breaks inside strings are escaped, unpaired
-surrogates are replaced, and output stops where the object becomes invalid. Arguments that are not an object are
-converted to one when they end.
+surrogates are replaced. Where the object becomes invalid, what is open is closed, and the whole text of the arguments
+is its last member: no tool takes the beginning for a call. Arguments that are not an object are converted to one when
+they end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import re
 from typing import Any
 
 import pydantic_core
+
+from rekindle.text.arguments import TEXT_KEY
 
 # A complete token, or (the last group) one whose end may not have arrived yet.
 _TOKEN = re.compile(
@@ -59,6 +62,10 @@ class ArgumentsJson:
 
     def finish(self) -> str:
         """Return the final output: arguments that are not an object are returned whole, as one."""
+        if self._stack and self._is_broken:
+            text = self._closed()
+            self._sent.append(text)
+            return text
         if self._stack or self._is_whole:
             return ""
         text = json.dumps(_as_object("".join(self._raw)), ensure_ascii=False)
@@ -72,9 +79,26 @@ class ArgumentsJson:
         assert isinstance(found, dict), sent
         return found
 
+    def _closed(self) -> str:
+        """Close what is open, the arguments as they were written as its last member."""
+        written = f"{json.dumps(TEXT_KEY)}: {json.dumps(''.join(self._raw))}"
+        out = ['"'] if self._in_string else []
+        while self._stack:
+            out.append({"colon": ": null", "value": "null"}.get(self._wants, ""))
+            is_object, is_last = self._stack.pop() == "{", not self._stack
+            if is_last:
+                out.append(written if self._wants in ("key", "first key") else f", {written}")
+            elif self._wants == "key":
+                out.append('"": null')
+            out.append("}" if is_object else "]")
+            self._wants = "comma"
+        return "".join(out)
+
     def _token(self, out: list[str]) -> bool:
         found = _TOKEN.match(self._held)
+        before = self._wants, self._in_string, list(self._stack)
         if found is None or (found.lastgroup != "blank" and not self._allows(found)):
+            self._wants, self._in_string, self._stack = before
             self._is_broken = True
             return False
         if found.lastgroup == "part":

@@ -122,6 +122,14 @@ class ReplyParser:
             reason = "stop"
         return "tool_calls" if reason == "stop" and self.parsed.has_whole_call else reason
 
+    def described(self, *, return_ids: bool) -> dict[str, Any]:
+        """Return the `rekindle` object of this choice, with the calls whose arguments are no JSON by mistake."""
+        described = self.choice.described(return_ids=return_ids)
+        if self.choice.reason == "stop":
+            broken = [call.name for call in self.parsed.calls if not call.whole]
+            described |= {"broken_calls": broken} if broken else {}
+        return described
+
     @property
     def stop_text(self) -> str | None:
         """The stop string that ended the choice."""

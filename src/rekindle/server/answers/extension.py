@@ -34,5 +34,6 @@ class RekindleReport(OpenModel):
     normalised: list[dict[str, Any]] = Field(default=[], description="what was removed from the prompt")
     left_out: list[dict[str, Any]] = Field(default=[], description="what a text model cannot see of the prompt")
     ignored: list[str] = Field(default=[], description="parameters that are not known here")
+    broken_calls: list[str] = Field(default=[], description="tools whose calls are not whole: their JSON is not valid")
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None

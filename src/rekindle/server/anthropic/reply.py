@@ -102,6 +102,6 @@ class MessagesReply:
 
     def _extras(self) -> dict[str, Any]:
         """Return our report, and an empty list of edits if the client requested edits."""
-        described = self._reading.choice.described(return_ids=self._call.return_ids)
+        described = self._reading.described(return_ids=self._call.return_ids)
         edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if self._call.reports_edits else {}
         return edits | {"rekindle": described}

@@ -179,7 +179,7 @@ class OllamaReply:
         assert report is not None, self._heading.model
         figures = self._heading.figures(report, submitted=self._submitted)
         reason = "length" if self._reading.reason == "length" else "stop"
-        described = self._reading.choice.described(return_ids=self._call.return_ids)
+        described = self._reading.described(return_ids=self._call.return_ids)
         return {"done_reason": reason, **figures, "rekindle": described}
 
 

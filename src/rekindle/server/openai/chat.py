@@ -46,7 +46,7 @@ class ChatReply(DataEvents):
         if reading.reason is not None:
             last = self._chunk(index, {}, reading.reason)
             if choice.report is not None:
-                last["rekindle"] = choice.described(return_ids=self._call.return_ids)
+                last["rekindle"] = reading.described(return_ids=self._call.return_ids)
             chunks.append(last)
         if len(chunks) > len(pieces):
             if new := choice.new_logprobs():
@@ -73,7 +73,7 @@ class ChatReply(DataEvents):
 
     def whole(self) -> dict[str, Any]:
         """Return the completion; `rekindle` is that of choice 0, and with several choices each has its own."""
-        described = [reading.choice.described(return_ids=self._call.return_ids) for reading in self._choices]
+        described = [reading.described(return_ids=self._call.return_ids) for reading in self._choices]
         choices = [
             {
                 "index": index,

@@ -74,7 +74,7 @@ class ResponseReply:
         """The response."""
         if self._finished is None:
             described = self._described("incomplete" if self._is_cut else "completed")
-            report = self._parser.choice.described(return_ids=self._call.return_ids)
+            report = self._parser.described(return_ids=self._call.return_ids)
             if self._call.tools.left_out:
                 report["left_out_tools"] = list(self._call.tools.left_out)
             self._finished = described | {"usage": self._usage(), "rekindle": report}

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
-from rekindle.text.replies.reader import CallLayout, CallMarks, without
+from rekindle.text.replies.reader import CallLayout, CallMarks, Passed, without
 from rekindle.text.replies.sample import MARK, REPLY, TOOL, CallSample
 from rekindle.text.stream import overlap
 from rekindle.text.tools_json import skip_blanks
@@ -137,7 +137,7 @@ class ChannelReader:
         self._final = True
         events = self.push("")
         if self._kind == "call" and self._state == self._content and not self.ended:
-            events.append(CallEnd(self._num_calls - 1, self._json.closed, ""))
+            events.append(CallEnd(self._num_calls - 1, self._json.whole, ""))
             self._state = self._header
         return events
 
@@ -191,7 +191,7 @@ class ChannelReader:
         self._pass_on(at)
         size = len(mark) if mark in self._form.ends else 0
         if self._kind == "call":
-            self._emit(CallEnd(self._num_calls - 1, self._json.closed, self._held[:size]), size)
+            self._emit(CallEnd(self._num_calls - 1, self._json.whole, self._held[:size]), size)
             self.ended = not self._parallel
         elif size:
             self._emit(Blanks(self._held[:size]), size)
@@ -204,18 +204,20 @@ class ChannelReader:
             return
         text = without(raw, self._specials)
         if self._kind == "call":
-            self._follow(text)
-            self._emit(ArgumentsDelta(self._num_calls - 1, text, raw), size)
+            self._emit(ArgumentsDelta(self._num_calls - 1, self._followed(text), raw), size)
             return
         text, self._joint = self._joint + text, ""
         kind = ReasoningDelta if self._kind == "reasoning" else TextDelta
         self._emit(kind(text) if text == raw else kind(text, raw), size)
 
-    def _follow(self, text: str) -> None:
-        """Follow the arguments until they are closed."""
+    def _followed(self, text: str) -> str:
+        """Follow the arguments until they are closed; return what is passed on of this piece."""
         at = skip_blanks(text) if not self._json.begun else 0
+        passed = [text[:at]]
         while at < len(text) and not self._json.closed:
-            at, _ = self._json.advance(text, at, final=False)
+            at, found = self._json.advance(text, at, final=False)
+            passed += [found.text] if isinstance(found, Passed) else []
+        return "".join((*passed, text[at:]))
 
     def _emit(self, event: Event, size: int) -> None:
         self._events.append(event)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rekindle.text.arguments import object_text
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step
@@ -91,6 +92,7 @@ class EnvelopeScan:
         self._close = "" if marks.listed else marks.close
         self._envelope = Envelope()
         self._json = JsonArguments(self._close)
+        self._is_whole = True
         self._step = self._head
 
     def advance(self, text: str, at: int, *, final: bool) -> tuple[int, Step]:
@@ -113,7 +115,7 @@ class EnvelopeScan:
             return at, Begun(name)
         self._envelope.started = True
         self._step = self._closing
-        return at, Begun(name, "{}" if arguments is None else arguments)
+        return at, Begun(name, object_text(arguments or "{}"))
 
     def _arguments(self, text: str, at: int, final: bool) -> tuple[int, Step]:
         end, found = self._json.advance(text, at, final=final)
@@ -121,6 +123,7 @@ class EnvelopeScan:
             return end, found
         if found == "cut":
             return at + (len(self._close) if text.startswith(self._close, at) else 0), Ended(False)
+        self._is_whole = self._json.whole
         self._envelope.resume()
         self._step = self._closing
         return self._closing(text, at, final)
@@ -130,20 +133,20 @@ class EnvelopeScan:
         verdict: Verdict = "closed" if self._envelope.closed else "go"
         while verdict != "more":
             if verdict == "closed" and not self._close:
-                return at, Ended(True)
+                return at, Ended(self._is_whole)
             inside = self._envelope.inside_value
             begin = at if inside else skip_blanks(text, at)
             rest = text[begin:]
             if not inside and self._close:
                 if rest.startswith(self._close):
-                    return begin + len(self._close), Ended(True)
+                    return begin + len(self._close), Ended(self._is_whole)
                 if self._close.startswith(rest):
                     break
             taken, verdict = self._envelope.advance(text, begin)
             if verdict == "broken":
-                return at, Ended(True)
+                return at, Ended(self._is_whole)
             at = taken
-        return (len(text), Ended(True)) if final else (at, "more")
+        return (len(text), Ended(self._is_whole)) if final else (at, "more")
 
     def _is_known(self, name: str) -> bool:
         return not self._names or name in self._names

@@ -104,5 +104,5 @@ class NameKeyScan:
             return at, Ended(False)
         end = skip_blanks(text, at)
         if end == len(text):
-            return (end, Ended(True)) if final else (at, "more")
-        return (end + 1, Ended(True)) if text[end] == "}" else (at, Ended(True))
+            return (end, Ended(self._json.whole)) if final else (at, "more")
+        return end + 1 if text[end] == "}" else at, Ended(self._json.whole)

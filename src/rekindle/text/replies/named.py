@@ -154,14 +154,14 @@ class NamedScan:
         end, found = (at, "closed") if self._is_over else self._json.advance(text, at, final=final)
         if isinstance(found, Passed) or found == "more":
             return end, found
-        close = self._form.marks.close
+        close, is_whole = self._form.marks.close, self._is_over or self._json.whole
         end = skip_blanks(text, at)
         if self._form.separator.startswith(_FENCE):
             if _FENCE.startswith(text[end : end + len(_FENCE)]) and len(text) - end < len(_FENCE) and not final:
                 return at, "more"
             end = skip_blanks(text, end + len(_FENCE)) if text.startswith(_FENCE, end) else end
         if close and text.startswith(close, end):
-            return end + len(close), Ended(found == "closed")
+            return end + len(close), Ended(is_whole)
         if close and found == "closed" and not final and close.startswith(text[end:]):
             return at, "more"
-        return at, Ended(found == "closed")
+        return at, Ended(is_whole)
