@@ -19,6 +19,7 @@ from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyMatcher
 from rekindle.text.constraints.types import Constraint
 from rekindle.text.omissions import NOTHING_OMITTED, Omitted
+from rekindle.text.replies import AnswerStream
 from rekindle.text.stream import TextStream
 
 
@@ -95,7 +96,7 @@ class Reply:
 
     generation: Generation
     sampler: SamplerState
-    stream: TextStream
+    stream: TextStream | AnswerStream
     matcher: ReplyMatcher | None = None  # of a reply that is constrained here
     constraint: Constraint | None = None  # as it was asked for
     texts: list[str] = field(default_factory=list)  # as emitted

@@ -15,6 +15,40 @@ from rekindle.text.messages import GUARD
 from rekindle.text.prompt import PromptEncoder
 
 
+class StopSearch:
+    """Ends a text that comes in pieces at the first of some strings; holds back what may become one.
+
+    `found` is the string that ended it: no text follows.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self.found: str | None = None
+        self.stop: tuple[str, ...] = ()
+        self._held = ""
+        self.watch_for(stop)
+
+    def watch_for(self, stop: Sequence[str]) -> None:
+        """Search these strings from here on; text that was released already is not searched again."""
+        self.stop = tuple(text for text in stop if text)
+
+    def push(self, text: str) -> str:
+        """Add a piece; return the text that is now certain."""
+        text = self._held + text
+        found = min(((at, stop) for stop in self.stop if (at := text.find(stop)) >= 0), default=None)
+        if found is not None:
+            at, self.found = found
+            self._held = ""
+            return text[:at]
+        keep = max((overlap(text, stop) for stop in self.stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """Return what was held back: what follows continues no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
 class TextStream:
     """Incremental text of one reply.
 
@@ -33,20 +67,32 @@ class TextStream:
         after: int | None = None,
         visible: frozenset[int] = frozenset(),
     ) -> None:
-        self.stopped = False
-        self.stop_text: str | None = None
         self._vocabulary = encoder.vocabulary
         self._prefix = encoder.prefix
         self._visible = visible
-        self._stop = tuple(text for text in stop if text)
+        self._search = StopSearch(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
         at_start = after is None or self._vocabulary.is_control_token(after)
         self._drop_blank = self._prefix != "none" and at_start
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came."""
+        return self._search.found is not None
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that came."""
+        return self._search.found
+
+    @property
+    def ends_anywhere(self) -> tuple[str, ...]:
+        """The strings that end the reply wherever they are."""
+        return self._search.stop
+
     def watch_for(self, stop: Sequence[str]) -> None:
         """Stop at these strings from here on; text that was released already is not searched again."""
-        self._stop = tuple(text for text in stop if text)
+        self._search.watch_for(stop)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, also of one flagged special; they may be a part of a character."""
@@ -74,27 +120,16 @@ class TextStream:
         """Return the remaining text; an unfinished character becomes U+FFFD. Empty after a stop string."""
         if self.stopped:
             return ""
-        text = self._release(self._decoder.decode(b"", final=True)) + self._held
-        self._held = ""
-        return text
+        return self._release(self._decoder.decode(b"", final=True)) + self._search.flush()
 
     def _marked(self, text: str, token_id: int) -> str:
         """Return the text before a visible token, and the token."""
-        before = self._release(text) + self._held
-        self._held = ""
+        before = self._release(text) + self._search.flush()
         return before if self.stopped else before + GUARD + self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _release(self, text: str) -> str:
         # A reply is sent back as history, where the guard is refused.
-        text = self._held + text.replace(GUARD, "\ufffd")
-        found = min(((at, stop) for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
-        if found is not None:
-            at, self.stop_text = found
-            self.stopped, self._held = True, ""
-            return text[:at]
-        keep = max((overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        return self._search.push(text.replace(GUARD, "\ufffd"))
 
 
 def overlap(text: str, stop: str) -> int:

@@ -56,20 +56,20 @@ class Renderer:
         self, encoder: PromptEncoder, form: ReplyFormat, kinds: Set[str], *, headings: Sequence[str] = ()
     ) -> None:
         self._encoder = encoder
-        self._form = form
+        self.form = form
         self.kinds = kinds
         self._headings = tuple(headings)
 
     def with_headings(self, headings: Sequence[str]) -> Renderer:
         """Return a renderer that knows these headings, too."""
-        return Renderer(self._encoder, self._form, self.kinds, headings=(*self._headings, *headings))
+        return Renderer(self._encoder, self.form, self.kinds, headings=(*self._headings, *headings))
 
     def _normal(self, request: GenerationRequest) -> Normal:
         return normalise(request.messages or (), request.tools, self.kinds, headings=self._headings)
 
     def opening_of(self, name: str) -> bytes | None:
         """Return how calls of a tool begin in a prompt's key, up to their arguments; None if that is not known."""
-        opening = self._form.opening(name)
+        opening = self.form.opening(name)
         return None if not opening else self._encoder.continued(EMPTY, opening).key
 
     def settled(self, request: GenerationRequest) -> GenerationRequest:
@@ -132,7 +132,7 @@ class Renderer:
         request = rendering.request
         if request.task != "generate":
             return rendering
-        prompt, opening = begin_reply(self._form, self._encoder, prompt=rendering.prompt, prefix=request.reply_prefix)
+        prompt, opening = begin_reply(self.form, self._encoder, prompt=rendering.prompt, prefix=request.reply_prefix)
         if self._encoder.bound is not None:
             self._encoder.bound.check(len(prompt.key))
         return replace(rendering, prompt=prompt, opening=opening)

@@ -36,6 +36,7 @@ from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import AnswerStream, ReplyStream
 from rekindle.text.stream import TextStream
 
 if TYPE_CHECKING:
@@ -219,12 +220,23 @@ class RequestBuilder:
 
     def _reply(self, ready: _Ready, generation: Generation, index: int, matcher: ReplyMatcher | None) -> Reply:
         request, sampler = ready.request, ready.sampler
-        stop = () if request.params.min_tokens else request.params.stop
-        visible = self._visible if request.structured else frozenset[int]()
-        stream = TextStream(self._encoder, stop, after=ready.ids[-1], visible=visible)
+        stream = self._stream(ready)
         matcher = None if matcher is None else matcher.copy()
         sampler = replace(sampler, seed=sampler.seed + index)
         return Reply(generation, sampler, stream, matcher, request.constraint)
+
+    def _stream(self, ready: _Ready) -> TextStream | AnswerStream:
+        """Return the text of a reply. A constrained one ends by itself, others at stop strings in their answer."""
+        request, after = ready.request, ready.ids[-1]
+        stop = () if request.params.min_tokens or request.constraint is not None else request.params.stop
+        if not request.structured:
+            return TextStream(self._encoder, stop, after=after)
+        stream = TextStream(self._encoder, after=after, visible=self._visible)
+        if not request.params.stop or request.constraint is not None:
+            return stream
+        form = replace(self._renderer.form, one_call=False)
+        reader = ReplyStream(form, tools=request.tools or (), opening=ready.rendering.opening)
+        return AnswerStream(stream, reader, stop)
 
     def _constrained(self, request: GenerationRequest) -> tuple[Constraint | None, Calls | None] | None:
         """Return what the reply is constrained to; None for a free one, BadRequest if that does not go together."""

@@ -55,9 +55,9 @@ class BackendCalls:
         for name in EXTENDED:
             if self.kind == "vllm" or getattr(params, name) != getattr(NEUTRAL, name):
                 options[name] = getattr(params, name)
-        options |= {
-            name: value for name in (*ENDS, "stop") if (value := getattr(params, name)) != getattr(NEUTRAL, name)
-        }
+        options |= {name: value for name in ENDS if (value := getattr(params, name)) != getattr(NEUTRAL, name)}
+        if request.reply.stream.ends_anywhere:  # the backend reads no answer in a reply: others are searched here
+            options["stop"] = request.reply.stream.ends_anywhere
         if params.seed is not None:
             options["seed"] = request.reply.sampler.seed
         if params.logit_bias:

@@ -10,6 +10,7 @@ never an error. A scan for each form of calls: `envelope`, `named`, `tagged`, `k
 `channels`.
 """
 
+from rekindle.text.replies.answer_stops import AnswerStream
 from rekindle.text.replies.events import (
     ArgumentsDelta,
     Blanks,
@@ -27,6 +28,7 @@ from rekindle.text.replies.probes import find_reply_format
 from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by
 
 __all__ = [
+    "AnswerStream",
     "ArgumentsDelta",
     "Blanks",
     "CallEnd",
