@@ -1,7 +1,7 @@
 """Read one reply as it is generated, and the part of it that the prompt has begun.
 
-Owns where reasoning ends. What follows is read by the reader of the format (`format`). Malformed output is text, never
-an error.
+Owns where reasoning ends: at its mark, or at a whole call that only calls follow. What follows is read by the reader of
+the format (`format`). Malformed output is text, never an error.
 
 Always true: the `raw` of all events, joined, is the structured reply after `opening`.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,13 @@ class ReplyStream:
         self._specials = form.specials
         starts = form.tools.marks.starts if form.tools and tools else ()
         self._calls = tuple(mark for mark in starts if mark.startswith(GUARD))  # they end reasoning that is not closed
-        self._reader = form.reader(tools, parallel=parallel and not form.one_call, new_id=new_id or form.new_id)
+        self._text_marks = tuple(mark for mark in starts if not mark.startswith(GUARD))  # reasoning may mention these
+        self._parallel = parallel and not form.one_call
+        self._new_reader = partial(form.reader, tools, new_id=new_id or form.new_id)
+        self._reader = self._new_reader(parallel=self._parallel)
+        self._attempt = self._reader  # at a call in reasoning
+        self._num_tried = 0  # characters of `_held` that it has read
+        self._tried: list[Event] = []
         self._held = ""
         self._state = self._start
         self._events: list[Event] = []
@@ -109,7 +116,7 @@ class ReplyStream:
     def _reasoning(self) -> bool:
         assert self._thinking is not None
         trail, close = self._thinking.trail, self._thinking.close
-        ends = [close, *self._calls]
+        ends = [close, *self._calls, *self._text_marks]
         found = min(((at, mark) for mark in ends if (at := self._held.find(mark)) >= 0), default=None)
         if found is None:
             waits = (trail + close, *ends, *self._specials)
@@ -120,8 +127,28 @@ class ReplyStream:
         self._emit_reasoning(at - len(trail) if mark == close and self._held.endswith(trail, 0, at) else at)
         if mark == close:
             self._emit(Blanks, self._held.index(close) + len(close))
-        self._state = self._after_reasoning
+        self._state = self._attempted if mark in self._text_marks else self._after_reasoning
+        self._attempt, self._num_tried, self._tried = self._new_reader(parallel=True), 0, []
         return True
+
+    def _attempted(self) -> bool:
+        """At a call in reasoning: it is one if nothing but calls follows, else the reasoning mentions it."""
+        news = self._attempt.push(self._held[self._num_tried :])
+        self._num_tried = len(self._held)
+        is_mention = any(map(_is_no_call, news))
+        self._tried += [*news, *(self._attempt.finish() if self._final and not is_mention else ())]
+        whole: list[int] = []
+        if self._final and not is_mention:
+            whole = [at for at, event in enumerate(self._tried) if isinstance(event, CallEnd) and event.whole]
+            is_mention = not whole
+        if is_mention:
+            self._emit_reasoning(1)
+            self._state = self._reasoning
+            return True
+        if self._final:
+            self._events += self._tried if self._parallel else self._tried[: whole[0] + 1]
+            self._held, self._state = "", self._body
+        return False
 
     def _after_reasoning(self) -> bool:
         """After reasoning: white space, which is not part of the text."""
@@ -164,6 +191,10 @@ class ReplyStream:
             elif rest:
                 kept.append(_cut(event, rest, self._specials))
         return kept
+
+
+def _is_no_call(event: Event) -> bool:
+    return isinstance(event, TextDelta) or (isinstance(event, CallEnd) and not event.whole)
 
 
 def opened_by(form: ReplyFormat, encoder: PromptEncoder, prompt: RenderedPrompt) -> str:
