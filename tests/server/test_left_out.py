@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,3 +157,44 @@ def test_the_context_is_full_in_words_that_clients_know(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         served.client().chat.completions.create(model="default", messages=[long])
     assert caught.value.code == "context_length_exceeded"
+
+
+HALF = "a picture \ud83d of \ufdd0"
+CUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [SHOW, {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "Read"}}]},
+                      {"role": "tool", "tool_call_id": "c1", "content": HALF}]},
+    ),
+    "messages": (
+        "/v1/messages",
+        {"messages": [SHOW, {"role": "assistant", "content": [USE]},
+                      {"role": "user", "content": [{**RESULT, "content": [{"type": "text", "text": HALF}]}]}],
+         "tools": [READ]},
+    ),
+    "arguments": (
+        "/v1/messages",
+        {"messages": [SHOW, {"role": "assistant", "content": [{**USE, "input": {"path": HALF}}]},
+                      {"role": "user", "content": [{**RESULT, "content": "no"}]}], "tools": [READ]},
+    ),
+    "responses": ("/v1/responses", {"input": [SHOW, CALL, {**OUTPUT, "output": HALF}], "store": False}),
+    "ollama": ("/api/chat", {"messages": [{"role": "user", "content": HALF}], "stream": False}),
+    "completions": ("/v1/completions", {"prompt": HALF}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_half_an_emoji_is_replaced_and_named(served: Served, strict: Served, name: str) -> None:
+    """Clients in JavaScript cut texts by UTF-16 units, and send the half again in every turn."""
+    path, body = CUT[name]
+    written = json.loads(json.dumps({"model": "default", "max_tokens": 4, **body}).replace("max_tokens", {
+        "/v1/responses": "max_output_tokens", "/api/chat": "keep_alive"}.get(path, "max_tokens")))  # fmt: skip
+    answer = served.send("POST", path, written)
+    assert answer.status == 200, answer.body
+    (left,) = answer.json["rekindle"]["left_out"]
+    assert (left["kind"], left["text"]) == ("characters", "\ufffd")
+    plain = json.loads(json.dumps(written, ensure_ascii=False).replace("\ud83d", "\ufffd").replace("\ufdd0", "\ufffd"))
+    again = served.send("POST", path, plain).json["rekindle"]
+    assert (again["prompt_tokens"], again["left_out"]) == (answer.json["rekindle"]["prompt_tokens"], [])
+    refused = strict.send("POST", path, written)
+    assert refused.status == 400, refused.body

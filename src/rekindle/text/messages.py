@@ -9,6 +9,7 @@ that prompts may not contain: the guard.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,6 +154,34 @@ def check_json(value: Any, where: str) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             check_json(item, where)
+
+
+def sound_values(value: Any, omissions: Omissions, where: str = "") -> Any:
+    """Return a JSON value with U+FFFD for what no prompt may contain, recorded; the value itself if that is nothing.
+
+    Clients in JavaScript cut texts in the middle of an emoji, and send the half in every turn from then on. With strict
+    `omissions` it stays, for `check_text` to refuse.
+    """
+    if omissions.strict:
+        return value
+    if isinstance(value, str):
+        return value if is_sound(value) else omissions.unsound(sound(value), where)
+    if isinstance(value, dict):
+        changed = {
+            sound_values(key, omissions, where): sound_values(
+                item, omissions, f"{where}.{key[:100]}" if where else key[:100]
+            )
+            for key, item in value.items()
+        }
+        return value if all(map(_is_itself, changed.items(), value.items())) else changed
+    if isinstance(value, list):
+        items = [sound_values(item, omissions, f"{where}[{at}]") for at, item in enumerate(value)]
+        return value if all(map(operator.is_, items, value)) else items
+    return value
+
+
+def _is_itself(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
+    return one[0] is other[0] and one[1] is other[1]
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

@@ -69,7 +69,7 @@ class Omissions:
     """Collects what is left out while one body is parsed; with `strict` each of it is a BadRequest instead."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
+        self.strict = strict
         self._left_out: dict[str, LeftOut] = {}
         self._ignored: dict[str, None] = {}
 
@@ -77,7 +77,7 @@ class Omissions:
         """Return the line in place of a part of a message that is not text; BadRequest if `strict`."""
         kind = kind_of(part)
         text = line_for(part, kind)
-        if self._strict:
+        if self.strict:
             message = f"{where} is of type {kind!r}: this model reads text; send its text"
             raise BadRequest(message, param=where)
         self._count(kind, where, text)
@@ -86,9 +86,14 @@ class Omissions:
     def whole(self, given: Any, where: str) -> None:
         """Record a tool or an item that cannot be served, of which nothing is shown; BadRequest if `strict`."""
         kind = kind_of(given)
-        if self._strict:
+        if self.strict:
             raise BadRequest(f"{where} is of type {kind!r}, which cannot be served here: leave it out", param=where)
         self._count(kind, where, "")
+
+    def unsound(self, text: str, where: str) -> str:
+        """Record that a text was sent with characters that no prompt may contain; return it, without them."""
+        self._count("characters", where[:MOST_CHARS], "\ufffd")
+        return text
 
     def _count(self, kind: str, where: str, text: str) -> None:
         known = self._left_out.get(kind)
@@ -100,14 +105,14 @@ class Omissions:
     def parameter(self, name: str) -> None:
         """Record a parameter that is not known to change an answer; BadRequest if `strict`."""
         name = name[:MOST_NAME_CHARS]
-        if self._strict:
+        if self.strict:
             raise BadRequest(f"unknown parameter {name!r}: it is not supported here", param=name)
         if len(self._ignored) < MOST_NAMED:
             self._ignored[name] = None
 
     def key(self, name: str, where: str) -> None:
         """Record a key of an object inside the body, under one name for all items of a list."""
-        if self._strict:
+        if self.strict:
             param = f"{where}.{name[:MOST_NAME_CHARS]}"
             raise BadRequest(f"{param} is not supported: leave it out", param=param)
         self.parameter(f"{_INDEX.sub('[]', where)}.{name}")

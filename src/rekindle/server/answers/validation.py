@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from rekindle.errors import BadRequest
+from rekindle.text.messages import sound_values
 from rekindle.text.omissions import REFUSE, Omissions
 
 # OpenAI's parameters for naming, billing or routing; no answer depends on them.
@@ -71,6 +72,7 @@ def validated(
     """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
+    body = sound_values(body, omissions)
     given = {name: value for name, value in body.items() if value is not None and name not in harmless}
     for name, off in neutral.items():
         if name in given and given.pop(name) not in off:
