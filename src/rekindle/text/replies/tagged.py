@@ -201,14 +201,33 @@ class TaggedScan:
         return end + len(self._tags.value[1]), Passed(json_of(self._trimmed(text[at:end]), self._types))
 
     def _end_of_value(self, text: str, at: int, final: bool) -> tuple[int, int]:
-        """Where the value ends (-1: not yet), and up to where the text is certainly its own."""
+        """Where the value ends (-1: not yet), and up to where the text is certainly its own.
+
+        A closing tag ends it that a further argument or the end of the call follows; any other is part of the value.
+        """
         tag = self._tags.value[1]
         end = text.find(tag, at)
-        if end >= 0 or final:
-            return end, end if end >= 0 else len(text)
+        while end >= 0:
+            follows = self._follows(text, end + len(tag), final)
+            if follows:
+                return end, end
+            if follows is None:
+                return -1, end - (self._tags.lines and text.startswith("\n", end - 1) and end > at)
+            end = text.find(tag, end + 1)
+        if final:
+            return end, len(text)
         rest = text[at:]
         kept = max(overlap(rest, tag), overlap(rest, "\n" + tag) if self._tags.lines else 0)
         return end, len(text) - kept
+
+    def _follows(self, text: str, at: int, final: bool) -> bool | None:
+        """Whether the call continues after a closing tag as it may; None: that is not known yet."""
+        begin = skip_blanks(text, at)
+        marks = [mark for mark in (self._tags.key[0], self._tags.end, self._close) if mark]
+        if any(text.startswith(mark, begin) for mark in marks):
+            return True
+        is_part = any(mark.startswith(text[begin : begin + len(mark)]) for mark in marks)
+        return begin == len(text) if final else None if is_part else False
 
     def _trimmed(self, value: str) -> str:
         return value.removesuffix("\n") if self._tags.lines else value
