@@ -45,12 +45,11 @@ def check(target: Target, path: str, body: Any) -> int:
         b"null",
         b'"text"',
         b'{"max_tokens": 1, "messages": [{"role": "user", "content": "\xff\xfe"}]}',
-        b'{"max_tokens": 1, "messages": [{"role": "user", "content": "\\ud800"}]}',
         nested(100_000).encode(),
         b'{"max_tokens": 1, "messages": ' + nested(50_000).encode() + b"}",
         b'{"max_tokens": 1, "messages": [{"role": "user", "content": ' + nested(50_000).encode() + b"}]}",
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_what_is_no_request_is_refused(target: Target, path: str, body: bytes) -> None:
     assert 400 <= check(target, path, body) < 500
