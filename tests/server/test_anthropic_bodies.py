@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,6 @@ def test_whether_thoughts_come_back_is_told_by_the_history() -> None:
         ({"messages": [user("a \ufdd0")]}, "messages[0].content"),
         ({"messages": [user("a"), said({**USE, "input": "x"}), user(RESULT)]}, "input must be an object"),
         ({"messages": [user("a")], "tools": [TOOL, TOOL]}, "twice"),
-        ({"messages": [user("a")], "tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"messages": [user("a")], "tools": [{**TOOL, "allowed_callers": ["code"]}]}, "tools[0].allowed_callers"),
         ({"messages": [user("a")], "tools": [{"name": "x"}]}, "tools[0].input_schema"),
         ({"messages": [user("a")], "tools": [TOOL]}, "tools"),
@@ -286,3 +286,27 @@ def test_what_has_no_text_makes_no_block() -> None:
         *blocks.close(),
     ]
     assert (told, blocks.content()) == ([], []), "clients send no empty block back"
+
+
+def test_a_deferred_tool_is_in_the_prompt_where_a_search_finds_it() -> None:
+    side = ModelSide(ReplyFormat(tools=EnvelopeForm()), FREE)
+    late = {**TOOL, "name": "late", "defer_loading": True, "allowed_callers": ["code_execution_20250825"]}
+    body: dict[str, Any] = {"max_tokens": 9, "tools": [TOOL, late, {**late, "name": "never"}]}
+    before = parse_messages({**body, "messages": [user("a")]}, Caller(), side)
+    assert [each["function"]["name"] for each in before.read_tools] == ["look"]
+    assert before.request.omitted.ignored == ("tools[].allowed_callers",)
+    found = {**RESULT, "content": [{"type": "tool_reference", "tool_name": "late"}]}
+    turns = [user("a"), said(USE), user(found), said({**USE, "id": "t2"}), user({**found, "tool_use_id": "t2"})]
+    after = parse_messages({**body, "messages": turns}, Caller(), side)
+    assert after.request.tools == before.request.tools, "what comes before is not computed again"
+    assert [each["function"]["name"] for each in after.read_tools] == ["look", "late"]
+    first, again = (message.content for message in after.request.messages or () if message.role == "tool")
+    assert json.loads(first) == after.read_tools[1]
+    assert json.loads(first)["function"] == {"name": "late", "description": "Look.", "parameters": {"type": "object"}}
+    assert again == "late", "defined once"
+    forced = parse_messages(
+        {**body, "messages": turns, "tool_choice": {"type": "tool", "name": "late"}}, Caller(), side
+    )
+    assert '"late"' in forced.request.reply_prefix
+    with pytest.raises(BadRequest):
+        parse_messages({**body, "tool_choice": {"type": "tool", "name": "never"}}, Caller(), side)

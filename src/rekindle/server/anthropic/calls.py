@@ -26,7 +26,7 @@ from rekindle.server.anthropic.bodies import (
 )
 from rekindle.server.anthropic.conversation import Conversation, Prompt
 from rekindle.server.anthropic.habits import TemplateHabits
-from rekindle.server.anthropic.tools import functions_of
+from rekindle.server.anthropic.tools import offered_tools
 from rekindle.server.anthropic.unavailable import forced_server_tool
 from rekindle.server.gate.caller import Caller
 from rekindle.text.constraints.types import Constraint
@@ -50,7 +50,7 @@ class MessagesCall:
 
     `calls_tools`: the reply may contain calls, several if `parallel`. `hides_thinking`: thinking blocks have only their
     signature. `reports_edits`: the answer says that the history was not edited. `unavailable`: the name of a tool that
-    must be called and that nobody runs here; nothing is generated then.
+    must be called and that nobody runs here; nothing is generated then. `loaded`: deferred tools that it found.
     """
 
     request: GenerationRequest
@@ -62,11 +62,12 @@ class MessagesCall:
     reports_edits: bool
     return_ids: bool
     unavailable: str | None
+    loaded: tuple[Any, ...] = ()
 
     @property
     def read_tools(self) -> Sequence[Any]:
         """Definitions of the tools whose calls are parsed in the reply."""
-        return (self.request.tools or ()) if self.calls_tools else ()
+        return [*(self.request.tools or ()), *self.loaded] if self.calls_tools else ()
 
 
 def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> MessagesCall:
@@ -81,8 +82,9 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
         _check_warm_up(asked, choice)
     given = asked.model_dump(include={"temperature", "top_k", "top_p"}, exclude_none=True)
     params = SamplingParams(**given, max_tokens=asked.max_tokens or 1, stop=tuple(asked.stop_sequences or ()))
+    request, loaded = _request(asked, caller, side, omissions)
     request = replace(
-        _request(asked, caller, side, omissions),
+        request,
         params=params,
         reuse=options.reuse,
         task="generate" if asked.max_tokens else "prefill",
@@ -97,6 +99,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
         reports_edits=asked.context_management is not None,
         return_ids=options.return_ids,
         unavailable=forced_server_tool(asked.tools or (), asked.tool_choice),
+        loaded=loaded,
     )
 
 
@@ -107,7 +110,7 @@ def parse_count(
     names = [*HARMLESS, *(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)]
     omissions = Omissions(strict=strict)
     asked = _validated(CountBody, body, omissions, harmless=frozenset(names))
-    return _request(asked, caller, side, omissions), asked.model
+    return _request(asked, caller, side, omissions)[0], asked.model
 
 
 def _validated(kind: type[Body], body: Any, omissions: Omissions, *, harmless: frozenset[str] = HARMLESS) -> Body:
@@ -123,10 +126,14 @@ def _validated(kind: type[Body], body: Any, omissions: Omissions, *, harmless: f
     return asked
 
 
-def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omissions) -> GenerationRequest:
-    """Build a request with the prompt; the caller of this sets the sampling parameters."""
-    prompt = _prompt(asked, side.habits, omissions)
-    tools = functions_of(asked.tools, omissions) if asked.tools else None
+def _request(
+    asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omissions
+) -> tuple[GenerationRequest, tuple[Any, ...]]:
+    """Build a request with the prompt, and the deferred tools in its history; the caller sets the sampling."""
+    offered = offered_tools(asked.tools or (), omissions)
+    conversation = Conversation(side.habits, omissions, offered.deferred)
+    prompt = _prompt(asked, conversation)
+    tools, loaded = list(offered.shown) if asked.tools else None, tuple(conversation.loaded.values())
     is_unavailable = forced_server_tool(asked.tools or (), asked.tool_choice) is not None
     choice = Steer("none") if is_unavailable else _steer(asked.tool_choice)
     if (prompt.prefix or choice.is_forced) and asked.thinking is not None and asked.thinking.type == "enabled":
@@ -145,14 +152,14 @@ def _request(asked: PromptBody, caller: Caller, side: ModelSide, omissions: Omis
         echoes_thoughts=prompt.echoes_reasoning,
         omitted=omissions.all(),
     )
-    names = frozenset(tool["function"]["name"] for tool in tools or ())
+    names = frozenset(tool["function"]["name"] for tool in (*offered.shown, *loaded))
     strict = {
         str(tool.get("name")): f"tools[{at}].input_schema"
         for at, tool in enumerate(asked.tools or ())
-        if tool.get("strict") and tool.get("name") in names
+        if tool.get("strict") and tool.get("name") in names and tool.get("name") not in conversation.loaded
     }
     parallel = asked.tool_choice is None or not asked.tool_choice.disable_parallel_tool_use
-    return steered(request, side.form, choice, tool_names=names, strict=strict, parallel=parallel)
+    return steered(request, side.form, choice, tool_names=names, strict=strict, parallel=parallel), loaded
 
 
 def _constraint(asked: PromptBody) -> Constraint | None:
@@ -160,8 +167,7 @@ def _constraint(asked: PromptBody) -> Constraint | None:
     return only(read_format(wanted, "output_config.format"), read_format(asked.output_format, "output_format"))
 
 
-def _prompt(asked: PromptBody, habits: TemplateHabits, omissions: Omissions) -> Prompt:
-    conversation = Conversation(habits, omissions)
+def _prompt(asked: PromptBody, conversation: Conversation) -> Prompt:
     conversation.add_tools(asked.tools or ())
     if asked.system:
         conversation.add_system(asked.system)

@@ -7,6 +7,7 @@ a text model cannot see become a line of text. Knows no template, only what it a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +81,11 @@ class Prompt:
 class Conversation:
     """Builds a prompt: add tools, system and messages in this order, then call `finish`."""
 
-    def __init__(self, habits: TemplateHabits, omissions: Omissions) -> None:
+    def __init__(
+        self, habits: TemplateHabits, omissions: Omissions, deferred: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.loaded: dict[str, Mapping[str, Any]] = {}  # deferred tools that the history has found
+        self._deferred = deferred or {}
         self._habits = habits
         self._omissions = omissions
         self._turns: list[_Turn] = []
@@ -160,7 +165,7 @@ class Conversation:
                 return  # encrypted by another server
             case _:
                 turn = self._open(role)
-                turn.add_text(shown_text(block, where, self._omissions))
+                turn.add_text(self._shown(block, where))
         self._mark(block, turn, where)
 
     def _result(self, block: Block, turn: _Turn, where: str) -> None:
@@ -177,8 +182,18 @@ class Conversation:
             return
         for block, place in _blocks(content, where):
             is_text = block.get("type") == "text"
-            turn.add_text(_text(block, place) if is_text else shown_text(block, place, self._omissions))
+            turn.add_text(_text(block, place) if is_text else self._shown(block, place))
             self._mark(block, turn, place)
+
+    def _shown(self, block: Block, where: str) -> str:
+        """Return the text in place of a block: a deferred tool is defined where it is found first."""
+        name = block.get("tool_name") if block.get("type") == "tool_reference" else None
+        if not isinstance(name, str) or name not in self._deferred:
+            return shown_text(block, where, self._omissions)
+        if name in self.loaded:
+            return name
+        self.loaded[name] = self._deferred[name]
+        return json.dumps(self.loaded[name], ensure_ascii=False)
 
     def _mark(self, block: Block, turn: _Turn | None, where: str) -> None:
         given = block.get("cache_control")
