@@ -38,7 +38,31 @@ def test_log_probabilities_that_do_not_fit_the_tokens(logprobs: dict[str, object
         read_piece(json.dumps(chunk))
 
 
-@pytest.mark.parametrize("data", ["[]", "null", '{"choices": [{}, {}]}', '{"choices": [{"token_ids": ["a"]}]}'])
+def usage(cached: object) -> str:
+    return json.dumps({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": cached}}})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "[]",
+        "null",
+        '{"choices": [{}, {}]}',
+        *(json.dumps({"choices": [{"token_ids": [odd]}]}) for odd in ("a", "8", 3.7, True, None, [1])),
+        *(json.dumps({"choices": [{"token_ids": [1], "finish_reason": odd}]}) for odd in (["stop"], 1, True)),
+        *map(usage, ("many", 1.5, True, -1, [1])),
+        "[" * 100_000,
+        '{"choices": ' + "[" * 100_000,
+    ],
+    ids=lambda data: data[:60],
+)
 def test_what_is_no_chunk(data: str) -> None:
     with pytest.raises(BackendFailed, match="no chunk of a completion"):
         read_piece(data)
+
+
+def test_a_line_without_an_end_is_given_up() -> None:
+    lines, piece = EventLines(), b"data: " + b"x" * (1 << 20)
+    with pytest.raises(BackendFailed, match=r"a line of more than \d+ MiB"):
+        for _ in range(64):
+            assert not [*lines.push(piece)]

@@ -13,6 +13,7 @@ from typing import Any
 from rekindle.errors import BackendFailed
 
 COMPLETIONS, MODELS, TOKENIZE = "/v1/completions", "/v1/models", "/tokenize"
+MOST_LINE_BYTES = 16 << 20  # of an event: one token with its scores takes a few kilobytes
 ID_KEY = "token_id:"  # how tokens are written with `return_tokens_as_token_ids`
 
 
@@ -53,11 +54,20 @@ class EventLines:
     """Server-sent events out of the bytes of a stream, split at line feeds alone: JSON may contain other breaks."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        self._num_bytes = 0  # of `_rest`
 
     def push(self, data: bytes) -> Iterator[str]:
-        """Yield the data of the events that these bytes complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """Yield the data of the events that these bytes complete; BackendFailed for a line without an end."""
+        first, *others = data.split(b"\n")
+        self._rest.append(first)
+        self._num_bytes += len(first)
+        if self._num_bytes > MOST_LINE_BYTES:
+            raise BackendFailed(f"the backend sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
+        if not others:
+            return
+        *lines, rest = [b"".join(self._rest), *others]
+        self._rest, self._num_bytes = [rest], len(rest)
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip().decode("utf-8", "replace")
@@ -72,13 +82,27 @@ def read_piece(data: str) -> Piece:
         choices, usage = chunk["choices"], chunk.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if not choices:
-            return Piece(cached_tokens=cached)
+            return Piece(cached_tokens=_count(cached))
         (choice,) = choices
-        ids = tuple(map(int, choice.get("token_ids") or ()))
-        scores = _scores(choice.get("logprobs"), len(ids))
-        return Piece(ids, scores, choice.get("finish_reason"), cached)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        ids, reason = tuple(map(_whole, choice.get("token_ids") or ())), choice.get("finish_reason")
+        if not isinstance(reason, str | None):
+            raise ValueError("finish_reason is no text")
+        return Piece(ids, _scores(choice.get("logprobs"), len(ids)), reason, _count(cached))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BackendFailed(f"the backend sent what is no chunk of a completion ({error}): {data[:200]}") from error
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{str(value)[:40]!r} is no whole number")
+    return value
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens, None if it was not said."""
+    if value is not None and _whole(value) < 0:
+        raise ValueError(f"{value} tokens")
+    return None if value is None else _whole(value)
 
 
 def _scores(found: Mapping[str, Any] | None, num_tokens: int) -> tuple[ScoredToken, ...]:
