@@ -178,3 +178,15 @@ def test_a_bucket_that_is_not_there_is_not_written_to(bucket: Objects) -> None:
         with pytest.raises(TierUnavailable, match=r"its bucket is not there: .*prefix/model"):
             write()
     assert bucket.swap("head", b"data", Version('"1"', None)) is None, "what was read is gone"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_a_lock_that_is_no_file_is_refused_at_once(objects: Objects, tmp_path: Path, kind: str) -> None:
+    """A link's target was emptied, and a pipe waited for a reader for good."""
+    lock, other = tmp_path / "tier" / ".lock", tmp_path / "other"
+    other.write_text("precious", "utf-8")
+    version = objects.swap("heads/a", b"1", None)
+    {"link": lambda: lock.symlink_to(other), "pipe": lambda: os.mkfifo(lock), "directory": lock.mkdir}[kind]()
+    with pytest.raises(TierUnavailable, match=r"its lock .* (cannot be opened|is no file)"):
+        objects.swap("heads/a", b"2", version)
+    assert other.read_text("utf-8") == "precious"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -218,7 +220,7 @@ class Objects:
     def _swap_file(self, path: str, sealed: bytes, expected: Version, timeout_s: float) -> Version | None:
         """Swap in a directory, whose files have no conditional write: under a lock that all replicas take."""
         assert self._lock_path is not None, "a directory has a lock"
-        with self._lock_path.open("w") as lock:
+        with _opened(self._lock_path) as lock:
             self._take(lock)
             found = self._wait(self._look(path), timeout_s)
             if found is None or found["e_tag"] != expected.e_tag:
@@ -251,6 +253,18 @@ class Objects:
 
     def _wait(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         return _answer(self._start(work), timeout_s)
+
+
+def _opened(path: Path) -> IO[str]:
+    """Open a lock's file, made if it is not there: no link, whose target may be anything, and nothing that waits."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise TierUnavailable(f"its lock {path} cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise TierUnavailable(f"its lock {path} is no file: remove it")
+    return os.fdopen(file, "r+")
 
 
 def _answer(future: Future[T], timeout_s: float) -> T:
