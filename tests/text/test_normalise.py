@@ -244,6 +244,7 @@ def test_a_tail_stays_where_nothing_is_won_or_nobody_can_take_it() -> None:
         ([system_text], LOOK, TAIL),
         ([USER, system_text, USER], LOOK, TAIL),
         ([Message("system", "See `gitStatus:` below."), USER], LOOK, TAIL),
+        ([Message("system", f"Be kind.\ngitStatus: the rules are these.\n{'Never lie. ' * 2000}"), USER], LOOK, TAIL),
         ([Message("system", "Here is useful information about the environment:\n<env>\nno end"), USER], LOOK, TAIL),
     ):
         assert normalise(sent, tools, kinds).messages == tuple(sent)

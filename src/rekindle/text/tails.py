@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+MOST_TAIL = 1 << 14  # characters of a known part without an end: Claude Code cuts its status at 2,000
 # Where such a part begins, at the start of a line, and what ends it; None: the end of the text.
 _KNOWN: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"^gitStatus:", re.MULTILINE), None),  # Claude Code
@@ -44,7 +45,10 @@ def volatile_spans(content: str, headings: Sequence[str] = ()) -> list[tuple[int
     """
     spans: list[tuple[int, int]] = []
     places = (*_KNOWN, *((_heading(heading), None) for heading in headings))
-    for start, end in sorted(span for heading, stop in places for span in _spans(content, heading, stop)):
+    found = [(span, at < len(_KNOWN)) for at, place in enumerate(places) for span in _spans(content, *place)]
+    for (start, end), is_known in sorted(found):
+        if is_known and end - start > MOST_TAIL:
+            continue
         if not spans or start >= spans[-1][1]:
             spans.append((start, end))
     return spans
