@@ -179,7 +179,9 @@ def test_agents_are_listed_shown_offloaded_and_deleted(served: Served) -> None:
 
 def test_models(served: Served) -> None:
     (model,) = served.client().models.list().data
-    assert served.client().models.retrieve(model.id).id == model.id
+    for written in (model.id, model.id.upper(), model.id.title()):
+        assert served.client().models.retrieve(written).id == model.id
+        assert ask(served.client(), messages("Hello!"), extra_body={"model": written}).model == model.id
     with pytest.raises(openai.NotFoundError, match="not served here"):
         ask(served.client(), messages("Hello!"), extra_body={"model": "gpt-9"})
 

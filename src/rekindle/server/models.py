@@ -30,15 +30,16 @@ class ServedModel:
         self._engine = engine
         self.created = created
         self.name = name or engine.spec.name
-        self._names = {self.name, engine.spec.name, DEFAULT} | ({alias} if alias else set())
+        names = {self.name, engine.spec.name, DEFAULT} | ({alias} if alias else set())
+        self._names = {each.casefold() for each in names}
 
     def require(self, name: str | None, *, dialect: Dialect = "openai") -> None:
-        """Raise NotFound unless `name` is a name of the served model or None.
+        """Raise NotFound unless `name` is a name of the served model, in upper or lower case, or None.
 
         In Anthropic's dialect any name of Claude's is accepted: its clients request several models by name, and not
         all of them can be configured. In Ollama's the error begins in its words, which clients look for.
         """
-        if name is None or name in self._names or name.removesuffix(LATEST) in self._names:
+        if name is None or {name.casefold(), name.casefold().removesuffix(LATEST)} & self._names:
             return
         if dialect == "anthropic" and name.startswith("claude-"):
             return
