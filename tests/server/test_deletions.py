@@ -145,3 +145,12 @@ def test_a_purge_removes_what_was_set_aside_of_responses_and_sessions(served: Se
     left[0].rmdir()
     assert served.send(*ASKED["purge"]).status == 200
     assert not list((tmp_path / "store").glob("*damaged*"))
+
+
+def test_a_deletion_with_a_parameter_is_refused(served: Served) -> None:
+    """`?purge=true` would be believed to have been obeyed."""
+    assert served.chat("Hi", agent="eve").status == 200
+    answer = served.send("DELETE", "/v1/agents/eve?purge=true")
+    assert answer.status == 400 and "/purge" in answer.json["error"]["message"], answer.body
+    assert served.send("GET", "/v1/agents/eve").status == 200
+    assert served.send("DELETE", "/v1/agents/eve").status == 200

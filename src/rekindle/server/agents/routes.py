@@ -9,14 +9,14 @@ import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.agent_ids import check_agent_id
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
-from rekindle.errors import NotFound
+from rekindle.errors import BadRequest, NotFound
 from rekindle.server.agents.deletions import Deletions, Forgotten
 from rekindle.server.border import Router
 from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
@@ -240,10 +240,14 @@ def _ending(router: APIRouter, deletions: Deletions) -> None:
         return {"id": report.pop("agent"), "object": "agent", "purged": True, **report, **_rest(forgotten)}
 
     @router.delete("/{id}")
-    async def delete_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
+    async def delete_agent(request: Request, agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Delete an agent on every tier; blocks that others share stay.
 
         A 503 has changed nothing, or says what is left: the agent is then still listed and can be deleted again.
         """
+        unknown = next(iter(request.query_params), None)
+        if unknown is not None:  # `?purge=true` would be believed to have been obeyed
+            name = unknown[:80]
+            raise BadRequest(f"DELETE takes no parameter {name!r}: POST to /purge proves a deletion", param=name)
         await deletions.delete(namespace, agent)
         return {"id": agent, "object": "agent", "deleted": True}
