@@ -55,6 +55,8 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
         ({"frequency_penalty": float("nan")}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-308}, "repetition_penalty"),
+        ({"repetition_penalty": 1e308}, "repetition_penalty"),
         ({"logit_bias": {1: 2.0}}, "logit_bias"),
         ({"logit_bias": ((1, 101.0),)}, "logit_bias"),
         ({"logit_bias": ((-1, 1.0),)}, "logit_bias"),

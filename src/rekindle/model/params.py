@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from rekindle.errors import BadRequest
 
+LEAST_REPETITION = 0.01  # scores are divided by it: a smaller one makes infinities of them
 MAX_STOPS = 8
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
@@ -116,7 +117,8 @@ class SamplingParams:
         ):
             _need(_is_number(value) and -2 <= value <= 2, name, "must lie in -2 to 2")
         repetition = self.repetition_penalty
-        _need(_is_number(repetition) and repetition > 0, "repetition_penalty", "must be a number > 0 (1: none)")
+        fits = _is_number(repetition) and LEAST_REPETITION <= repetition <= 1 / LEAST_REPETITION
+        _need(fits, "repetition_penalty", f"must lie in {LEAST_REPETITION} to {1 / LEAST_REPETITION:g} (1: none)")
         given: object = self.logit_bias
         biases = isinstance(given, tuple) and all(map(_is_bias, given))
         _need(biases, "logit_bias", "must give token ids numbers in -100 to 100")
