@@ -16,7 +16,10 @@ from rekindle.text.messages import Message
 HOW = 'What others say reaches you as "Name: words". Answer with your own words only, without a name in front of them.'
 MOST_STOPS = 8  # that a request may have
 _BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"  # characters that may start a new line
-_BLANKS = rf"[^\S{_BREAKS}]*"  # without breaks: a run of breaks would be rescanned from each of them
+# Soft hyphens, joiners and marks of direction: they change what a line looks like and show nothing themselves.
+_UNSEEN = "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+_BLANKS = rf"(?:[^\S{_BREAKS}]|{_UNSEEN})*"  # without breaks: a run of breaks would be rescanned from each of them
+_COLON = "[:\uff1a\ufe55\ufe13\ua789\u2236\u02d0]"  # and what looks like one
 _ALONE = r"(?: \(to you alone\))?"
 
 
@@ -55,16 +58,21 @@ def spoken(text: str, name: str, names: Iterable[str]) -> str:
     Words in another's name would be mistaken for that participant's.
     """
     text = re.sub(rf"^\s*{re.escape(name)}\s*:\s*", "", text)
-    others = "|".join(re.escape(each) for each in names if each != name)
+    others = "|".join(_written(each) for each in names if each != name)
     if others:
-        text = re.split(rf"[{_BREAKS}]{_BLANKS}(?:{others}){_ALONE}{_BLANKS}:", text, maxsplit=1)[0]
+        text = re.split(rf"[{_BREAKS}]{_BLANKS}(?:{others}){_ALONE}{_BLANKS}{_COLON}", text, maxsplit=1)[0]
     return text.strip()
 
 
 def quoted(text: str, names: Iterable[str]) -> str:
     """Return text from outside with "> " before each line that looks like a participant speaking."""
-    known = "|".join(re.escape(each) for each in names)
-    return re.sub(rf"(?i)(\A|[{_BREAKS}])(?={_BLANKS}(?:{known}){_ALONE}{_BLANKS}:)", r"\1> ", text.strip())
+    known = "|".join(map(_written, names))
+    return re.sub(rf"(?i)(\A|[{_BREAKS}])(?={_BLANKS}(?:{known}){_ALONE}{_BLANKS}{_COLON})", r"\1> ", text.strip())
+
+
+def _written(name: str) -> str:
+    """Return a pattern for a name with anything unseen inside it."""
+    return f"{_UNSEEN}*".join(map(re.escape, name))
 
 
 def stops(names: Iterable[str], name: str) -> tuple[str, ...]:
