@@ -198,3 +198,12 @@ def test_half_an_emoji_is_replaced_and_named(served: Served, strict: Served, nam
     assert (again["prompt_tokens"], again["left_out"]) == (answer.json["rekindle"]["prompt_tokens"], [])
     refused = strict.send("POST", path, written)
     assert refused.status == 400, refused.body
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_whole_number_may_be_written_as_a_float(served: Served, name: str) -> None:
+    path, body = CUT[name]
+    limit = {"/v1/responses": "max_output_tokens", "/api/chat": "keep_alive"}.get(path, "max_tokens")
+    assert served.send("POST", path, {"model": "default", **body, limit: 4.0}).status == 200
+    if path.startswith("/v1/"):
+        assert served.send("POST", path, {"model": "default", **body, limit: 4.5}).status == 400

@@ -135,7 +135,7 @@ def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> N
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"n": True}, "n"),
-        ({"n": 2.0}, "n"),
+        ({"n": 2.5}, "n"),
         ({"logprobs": 3}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
@@ -83,6 +83,7 @@ def validated(
     crowded = next((name for name, value in given.items() if isinstance(value, dict) and len(value) > MAX_KEYS), None)
     if crowded is not None:
         raise BadRequest(f"{crowded} has more than {MAX_KEYS} keys", param=crowded)
+    given = {name: _as_wanted(value, kind.model_fields[name].annotation) for name, value in given.items()}
     for _ in range(MOST_UNKNOWN):
         try:
             return kind.model_validate(given)
@@ -90,6 +91,19 @@ def validated(
             refused = error
         given = _without_unknown(given, refused, omissions)
     raise BadRequest(f"the parameters have more than {MOST_UNKNOWN} unknown keys: leave them out")
+
+
+def _as_wanted(value: Any, annotation: Any) -> Any:
+    """Return a whole number written as 16.0, as some languages serialize all numbers, where only integers fit."""
+    if type(value) is not float or not value.is_integer():
+        return value
+    kinds = _types_in(annotation)
+    return int(value) if int in kinds and float not in kinds else value
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    inside = get_args(annotation)
+    return [each for part in inside for each in _types_in(part)] if inside else [annotation]
 
 
 def _without_unknown(given: dict[str, Any], error: ValidationError, omissions: Omissions) -> dict[str, Any]:
