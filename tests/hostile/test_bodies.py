@@ -64,7 +64,7 @@ def problem(target: Target, body: Any, path: str = CHAT) -> str:
         b'"text"',
         b"\xff\xfe{\x00}\x00",
         b'{"messages": [{"role": "user", "content": "\xff\xfe"}], "prompt": "\xff"}',
-        b'{"messages": "\xed\xa0\x80", "prompt": "\xed\xa0\x80"}',
+        b'{"messages": "\xed\xa0\x80", "prompt": {"\xed\xa0\x80": 1}}',
         nested(100_000).encode(),
         nested(100_000, '{"a":', "}").encode(),
         json.dumps({"messages": [], "prompt": []}).encode()[:-1],
