@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 GgufType = Literal["bf16", "f16", "f32", "q8_0"]
-Value = str | bool | int | float | Sequence[str] | Sequence[int]
+Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 
 VERSION, ALIGNMENT = 3, 32
 TENSOR_TYPES: Mapping[GgufType, int] = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
@@ -100,9 +100,11 @@ def _typed(value: Value) -> bytes:
     return struct.pack("<I", ARRAY) + _listed(value)
 
 
-def _listed(items: Iterable[str] | Iterable[int]) -> bytes:
+def _listed(items: Iterable[str] | Iterable[int] | Iterable[float]) -> bytes:
     texts = [item for item in items if isinstance(item, str)]
     numbers = [item for item in items if not isinstance(item, str)]
+    if any(isinstance(item, float) for item in numbers):
+        return struct.pack(f"<IQ{len(numbers)}f", FLOAT32, len(numbers), *numbers)
     if numbers:
         return struct.pack(f"<IQ{len(numbers)}i", INT32, len(numbers), *numbers)
     return struct.pack("<IQ", STRING, len(texts)) + b"".join(map(_text, texts))
