@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.bench.engine.gguf_model import write_gguf
+from rekindle.bench.engine.gguf_file import Value, write_file
+from rekindle.bench.engine.gguf_model import contents, write_gguf
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import checkpoint, gguf
+from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.packed import packed_weights
@@ -97,6 +100,132 @@ def test_its_tokenizer_and_template_are_those_of_the_file(original: Path, tmp_pa
     assert not [path for path in caches.iterdir() if path.name.startswith(".making")]
 
 
+def edited(original: Path, path: Path, **values: Value | None) -> Path:
+    """The file of the model with other values under its keys (`__` is a dot); None: without the key."""
+    metadata, tensors = contents(original, path.stem, "bf16")
+    given = {key.replace("__", "."): value for key, value in values.items()}
+    kept = {key: value for key, value in {**metadata, **given}.items() if value is not None}
+    write_file(path, kept, tensors)
+    return path
+
+
+def made_of(file: Path) -> Path:
+    return checkpoint.Source.find(str(file), None).fetch()
+
+
+def test_a_file_that_has_not_changed_is_not_parsed_again(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(original, tmp_path / "tiny.gguf", "q8_0")
+    made = made_of(tmp_path / "tiny.gguf")
+    counted = gguf.types_and_values(made / "tiny.gguf")
+    assert counted[0] == {"F32", "Q8_0"}
+
+    def read(path: Path) -> GgufHeader:
+        raise AssertionError(f"{path} is parsed")
+
+    monkeypatch.setattr(GgufHeader, "read", read)
+    assert made_of(tmp_path / "tiny.gguf") == made
+    assert gguf.types_and_values(made / "tiny.gguf") == counted
+
+
+def test_another_converter_and_other_content_make_another_directory(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: Path
+) -> None:
+    file = edited(original, tmp_path / "tiny.gguf", general__name="one")
+    first = made_of(file)
+    monkeypatch.setattr(gguf, "CONVERTER", gguf.CONVERTER + 1)
+    second = made_of(file)
+    status = file.stat()
+    edited(original, file, general__name="two")  # of the same length
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size
+    assert len({first, second, made_of(file)}) == 3
+    (caches / "index.json").write_text("no JSON")
+    assert made_of(file) not in (first, second), "found again without the index"
+
+
+def test_names_of_files_in_any_case_and_of_a_single_part(original: Path, tmp_path: Path) -> None:
+    for name in ("tiny-Q8.GGUF", "tiny-00001-of-00001.gguf"):
+        place = tmp_path / name.lower()
+        place.mkdir()
+        write_gguf(original, place / name, "bf16")
+        for given in (place / name, place):
+            loaded = loaded_from(given, kernels="torch")
+            assert loaded.promise == "bitwise", given
+    write_gguf(original, tmp_path / "tiny-00001-of-00003.gguf", "bf16")
+    with pytest.raises(ModelRefused, match="is a part of a GGUF file"):
+        made_of(tmp_path / "tiny-00001-of-00003.gguf")
+
+
+def test_sampling_and_all_ends_are_in_the_generation_config(original: Path, tmp_path: Path) -> None:
+    given: dict[str, Value] = {
+        "general__sampling__temp": 0.75,
+        "general__sampling__top_k": 20,
+        "general__sampling__top_p": 0.5,
+        "general__sampling__min_p": 0.25,
+        "general__sampling__penalty_repeat": 1.5,
+        "tokenizer__ggml__eos_token_id": 0,
+        "tokenizer__ggml__eot_token_id": 2,
+        "tokenizer__ggml__eom_token_id": 1,
+    }
+    made = made_of(edited(original, tmp_path / "tiny.gguf", **given))
+    found = json.loads((made / "generation_config.json").read_text())
+    assert found.pop("eos_token_id") == [0, 1, 2]
+    del found["pad_token_id"]
+    assert found == {
+        "temperature": 0.75,
+        "top_k": 20,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "do_sample": True,
+    }
+    plain = json.loads((made_of(edited(original, tmp_path / "plain.gguf")) / "generation_config.json").read_text())
+    assert not {"do_sample", "temperature"} & plain.keys()
+
+
+def test_what_the_tables_leave_out_is_read(original: Path, tmp_path: Path) -> None:
+    metadata, tensors = contents(original, "tiny", "bf16")
+    rows = {each.name: each.shape for each in tensors}["token_embd.weight"][0]
+    config = json.loads(
+        (made_of(edited(original, tmp_path / "a.gguf", llama__vocab_size=7)) / "config.json").read_text()
+    )
+    assert config["vocab_size"] == rows, "the embedding's rows"
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["head_dim"] == metadata["llama.attention.key_length"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tokenizer__ggml__eos_token_id": 99_999}, "eos_token_id is 99999, and its tokens are 0 to"),
+        ({"tokenizer__ggml__eot_token_id": 1 << 31}, "eot_token_id is 2147483648, and its tokens"),
+        ({"tokenizer__ggml__tokens": ["a", "b\x1b", "c", "b\x1b"]}, r"vocabulary has 'b\\x1b' twice, as 1 and 3"),
+        ({"tokenizer__ggml__tokens": None}, "has no tokenizer.ggml.tokens"),
+        ({"tokenizer__ggml__tokens": [1, 2]}, "tokenizer.ggml.tokens is not a list of texts"),
+        ({"tokenizer__ggml__merges": ["a b c"]}, "merges has 'a b c', which is no pair"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizers of the kind bert are not rebuilt"),
+        ({"general__architecture": "\x1b[31mred"}, r"architecture '\\x1b\[31mred' are not read"),
+        ({"general__architecture": "general"}, "architecture 'general' are not read"),
+        ({"general__architecture": None}, "has no general.architecture"),
+        ({"llama__rope__scaling__alpha": 2.0}, "llama.rope.scaling.alpha changes the rotary embedding"),
+        ({"llama__rope__scaling__type": "dyn\x1b"}, r"rope.scaling.type is 'dyn\\x1b', which is not computed"),
+        ({"llama__rope__scaling__attn_factor": 1.5}, "rope.scaling.attn_factor asks for a rotary embedding"),
+        ({"llama__attention__head_count": 0}, "cannot be read"),
+        ({"llama__block_count": [1, 2]}, "llama.block_count is not a number"),
+    ],
+)
+def test_values_that_cannot_be_served_are_refused_by_name(
+    original: Path, tmp_path: Path, values: dict[str, Value | None], words: str, caches: Path
+) -> None:
+    file = edited(original, tmp_path / "tiny.gguf", **values)
+    with pytest.raises(ModelRefused, match=words) as caught:
+        loaded_from(file)
+    assert "\x1b" not in str(caught.value)
+    assert not list(caches.glob(".making*"))
+
+
 def test_the_originals_small_files_beside_it_are_used(original: Path, tmp_path: Path, caches: Path) -> None:
     write_gguf(original, original / "tiny.gguf", "bf16")
     (original / "model.safetensors").unlink()
@@ -164,7 +293,7 @@ def test_a_missing_library_is_named(original: Path, tmp_path: Path, monkeypatch:
     write_gguf(original, tmp_path / "tiny.gguf", "bf16")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelRefused, match="pip install gguf"):
-        gguf.types_and_values(tmp_path / "tiny.gguf")
+        loaded_from(tmp_path / "tiny.gguf")
 
 
 def test_a_safetensors_model_with_a_gguf_file_beside_it_stays_one(original: Path) -> None:

@@ -50,7 +50,7 @@ class Source:
         if path.is_dir():
             file = None if (path / gguf.CONFIG).is_file() else gguf.gguf_in(path.absolute())
             return cls(path.absolute().name, path.absolute() if file is None else None, file=file)
-        if path.is_file() and path.suffix == ".gguf":
+        if path.is_file() and gguf.is_gguf(path):
             return cls(path.stem, None, file=path.absolute())
         if gguf.NAMED.fullmatch(model):
             name, label = model.split(":")
@@ -78,13 +78,19 @@ class Source:
             return gguf.opened(self.file)
         if self.label is None:
             return None
-        any_case = "".join(f"[{char.lower()}{char.upper()}]" if char.isalpha() else char for char in self.label)
-        directory = _snapshot(self, [f"*{any_case}.gguf"])
-        found = sorted(directory.rglob(f"*{any_case}.gguf"))
+        endings = [self.label + gguf.SUFFIX, f"{self.label}-00001-of-00001{gguf.SUFFIX}"]
+        patterns = [f"*{_in_any_case(ending)}" for ending in endings]
+        directory = _snapshot(self, patterns)
+        found = sorted(file for pattern in patterns for file in directory.rglob(pattern))
         if len(found) != 1:
             names = ", ".join(file.name for file in found) or "none"
             raise ModelRefused(f"{self.name} has no single GGUF file whose name ends in {self.label}: {names}")
         return gguf.opened(found[0])
+
+
+def _in_any_case(text: str) -> str:
+    """A pattern of file names that matches the text in upper and lower case."""
+    return "".join(f"[{char.lower()}{char.upper()}]" if char.isalpha() else char for char in text)
 
 
 def _snapshot(source: Source, patterns: list[str]) -> Path:
@@ -161,7 +167,7 @@ def _read_header(path: Path) -> Header:
 
 def gguf_file(files: list[Path]) -> Path | None:
     """The GGUF file, if that is what the weights are in."""
-    return files[0] if files[0].suffix == ".gguf" else None
+    return files[0] if gguf.is_gguf(files[0]) else None
 
 
 def widened_bytes(files: list[Path], packed_bits: int) -> int:

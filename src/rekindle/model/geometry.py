@@ -179,7 +179,7 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         kind = str(rope.get("rope_type", "default"))
         kinds.append(kind)
-        if kind in CHANGING_ROPE:
+        if kind in CHANGING_ROPE and not _is_steady(rope):
             steady = int(rope.get("original_max_position_embeddings") or longest)
             if (max_context is None or max_context > steady) and kind == "longrope" and "long_factor" in rope:
                 rope["short_factor"] = rope["long_factor"]
@@ -194,6 +194,11 @@ def rope_regime(config: Any, max_context: int | None) -> tuple[str, int]:
     if max_context is not None and max_context > longest:
         raise ConfigError(f"max_context={max_context} is more than the {longest} tokens that the model was made for")
     return ",".join(sorted(set(kinds))) or "none", max_context or longest
+
+
+def _is_steady(rope: dict[str, Any]) -> bool:
+    """Whether short and long prompts have the same factors."""
+    return "long_factor" in rope and rope["long_factor"] == rope.get("short_factor")
 
 
 def rope_notes(rope: str) -> list[str]:

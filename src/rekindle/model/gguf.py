@@ -1,29 +1,44 @@
-"""A GGUF file as a model directory: its config, tokenizer and template next to a link to the file.
+"""A GGUF file as a model directory: its config, tokenizer and templates next to a link to the file.
 
-Owns where these directories are and what is in them. transformers reads the file, and widens its weights while it loads
-them; what was quantised is packed again afterwards, in 8 bits. A directory of the user's that has these small files and
-one GGUF file is such a directory, too: the original's tokenizer is the better one.
+Owns where these directories are, what is in them, and when one is made anew: each is named by the file's path, the
+digest of its header and `CONVERTER`, the version of what makes it. An index says which belongs to a file that has not
+changed, so that a later start does not read the header. transformers reads the weights, and widens them while it loads;
+what was quantised is packed again afterwards, in 8 bits. A directory of the user's that has these small files and one
+GGUF file is such a directory, too: the original's tokenizer is the better one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
 import re
 import shutil
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ModelRefused
-from rekindle.model.refusals import refusing
+from rekindle.model.fingerprint import write_json
+from rekindle.model.gguf_config import config_files
+from rekindle.model.gguf_header import GgufHeader
+from rekindle.model.gguf_tokenizer import tokenizer_files
 
+CONVERTER = 1  # increase it whenever another config or tokenizer is made of the same header
 NAMED = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")  # owner/name:Q4_K_M
-SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+SUFFIX = ".gguf"  # in any case
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})  # types of values that are not quantised
 CONFIG = "config.json"
 SMALL_FILES = (CONFIG, "tokenizer.json")
+TENSORS = "gguf.json"  # of a directory that was made: what `types_and_values` returns
+INDEX = "index.json"
 MISSING = "GGUF files are read by transformers with the package gguf, which is missing: pip install gguf"
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether a file is named as one."""
+    return file.suffix.lower() == SUFFIX
 
 
 def gguf_in(directory: Path) -> Path | None:
@@ -38,45 +53,78 @@ def gguf_in(directory: Path) -> Path | None:
 
 
 def _candidates(directory: Path) -> list[Path]:
-    return [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
+    if any(directory.glob("*.safetensors")):
+        return []
+    return sorted(file for file in directory.iterdir() if is_gguf(file))
 
 
 def _refuse_part(file: Path) -> None:
-    if SPLIT.search(file.name):
+    found = PART.search(file.name)
+    if found and int(found[1]) != 1:
         raise ModelRefused(f"{file} is a part of a GGUF file: join its parts with llama.cpp's llama-gguf-split")
 
 
 def opened(file: Path) -> Path:
-    """The model directory of a GGUF file: its own, if it is alone there with a config and a tokenizer, else a new one.
+    """The model directory of a GGUF file: its own, if it is alone there with a config and a tokenizer, else a made one.
 
-    New ones are in the user's cache directory, and found there again.
+    Made ones are in the user's cache directory, and found there again.
     """
     _refuse_part(file)
     if _candidates(file.parent) == [file] and all((file.parent / name).is_file() for name in SMALL_FILES):
         return file.parent
     from platformdirs import user_cache_path
 
-    status = file.stat()
-    described = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
-    digest = hashlib.blake2b(described, digest_size=6).hexdigest()
-    target = user_cache_path("rekindle") / "gguf" / f"{file.stem}-{digest}"
-    if not target.is_dir():
-        _write(file, target)
-    return target
+    return _Cache(user_cache_path("rekindle") / "gguf").directory(file)
 
 
-def _write(file: Path, target: Path) -> None:
+class _Cache:
+    """The directory of made directories."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def directory(self, file: Path) -> Path:
+        """The model directory of a file, made if it is not there."""
+        target, status = file.resolve(), file.stat()
+        seen = {
+            "converter": CONVERTER,
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "ctime_ns": status.st_ctime_ns,  # changes even where length and times are preserved
+            "inode": status.st_ino,
+        }
+        index = self._index()
+        known = index.get(str(target))
+        if isinstance(known, dict) and {**seen, "directory": known.get("directory")} == known:
+            made = self._root / str(known["directory"])
+            if made.is_dir():
+                return made
+        header = GgufHeader.read(file)
+        described = f"{CONVERTER} {target} {header.digest}".encode()
+        made = self._root / f"{file.stem}-{hashlib.blake2b(described, digest_size=6).hexdigest()}"
+        if not made.is_dir():
+            _write(header, made)
+        write_json(self._root / INDEX, {**index, str(target): {**seen, "directory": made.name}})
+        return made
+
+    def _index(self) -> dict[str, Any]:
+        """Which directory belongs to which file; empty if it is not there or damaged: headers are read again then."""
+        try:
+            found = json.loads((self._root / INDEX).read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _write(header: GgufHeader, target: Path) -> None:
     """Write the small files and a link to a temporary directory, then move it to `target`, unless that is there."""
-    from transformers import AutoConfig, AutoTokenizer
-
+    files = {**config_files(header), **tokenizer_files(header), TENSORS: _summary(header)}
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
     try:
-        with refusing(f"{file} cannot be read", "; name the original model, from which it was made"):
-            described: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-            AutoConfig.from_pretrained(**described).save_pretrained(made)
-            AutoTokenizer.from_pretrained(**described).save_pretrained(made)
-        (made / file.name).symlink_to(file.resolve())
+        for name, content in files.items():
+            (made / name).write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+        (made / f"{header.path.stem}{SUFFIX}").symlink_to(header.path.resolve())
         try:
             made.rename(target)
         except OSError:
@@ -90,6 +138,8 @@ def reading(file: Path) -> dict[str, Any]:
     """Arguments with which transformers reads the weights from a file, and widens all of them."""
     import transformers
 
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelRefused(MISSING)
     config = getattr(transformers, "GgufConfig", None)  # versions without it widen all weights
     widened = {} if config is None else {"quantization_config": config(dequantize=True)}
     return {"gguf_file": file.name, **widened}
@@ -97,16 +147,14 @@ def reading(file: Path) -> dict[str, Any]:
 
 def types_and_values(file: Path) -> tuple[frozenset[str], int]:
     """The types in which a file's tensors are stored, by their GGUF names, and the number of all their values."""
-    return _types_and_values(file, file.stat().st_mtime_ns)
+    summary = file.parent / TENSORS
+    if file.is_symlink() and summary.is_file():
+        found = json.loads(summary.read_text("utf-8"))
+    else:
+        found = _summary(GgufHeader.read(file))
+    return frozenset(found["types"]), int(found["values"])
 
 
-@lru_cache(maxsize=1)
-def _types_and_values(file: Path, changed_ns: int) -> tuple[frozenset[str], int]:
-    """As `types_and_values`: parsing the vocabulary on the way takes a second."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ModelRefused(MISSING) from error
-    with refusing(f"{file} cannot be read"):
-        tensors = GGUFReader(file).tensors
-    return frozenset(tensor.tensor_type.name for tensor in tensors), sum(int(tensor.n_elements) for tensor in tensors)
+def _summary(header: GgufHeader) -> dict[str, Any]:
+    types = sorted({tensor.type.name for tensor in header.tensors})
+    return {"types": types, "values": sum(tensor.num_values for tensor in header.tensors)}

@@ -34,21 +34,27 @@ _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n"
 _PUNCTUATION_QWEN = r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
 _PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
 
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# cl100k (Llama 3, GLM 4), Qwen 2 and 3, Qwen 3.5
+CL100K = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION}]*|{_BLANKS}"
+QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION}]*|{_BLANKS}"
+QWEN35 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|{_PUNCTUATION_QWEN}|{_BLANKS}"
+O200K = rf"{_CASED}{_CONTRACTION}?|{_CAPS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_PUNCTUATION}/]*|{_BLANKS}"
+TEKKEN = rf"{_CASED}|{_CAPS}|\p{{N}}|{_PUNCTUATION}/]*|{_BLANKS}"
+# Three splits, one after the other
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    rf"{_PUNCTUATED}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
+)
+# Splits before or after one of the above, which look at nothing outside their own matches
+DIGIT, NUMBER, THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
+PUNCTUATION, PUNCTUATION_FALCON = r"[\p{P}\$\+<=>\^~\|]+", r"[\p{P}\$\+<=>\^~\|`]+"
+
 KNOWN_PATTERNS = frozenset(
     (
-        # GPT-2
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        # cl100k (Llama 3, GLM 4), Qwen 2 and 3, Qwen 3.5
-        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_PUNCTUATION}]*|{_BLANKS}",
-        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_PUNCTUATION}]*|{_BLANKS}",
-        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|{_PUNCTUATION_QWEN}|{_BLANKS}",
-        # o200k, Tekken
-        rf"{_CASED}{_CONTRACTION}?|{_CAPS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_PUNCTUATION}/]*|{_BLANKS}",
-        rf"{_CASED}|{_CAPS}|\p{{N}}|{_PUNCTUATION}/]*|{_BLANKS}",
-        # DeepSeek V3: three splits, one after the other
-        r"\p{N}{1,3}",
-        r"[一-龥぀-ゟ゠-ヿ]+",
-        rf"{_PUNCTUATED}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
+        *(GPT2, CL100K, QWEN2, QWEN35, O200K, TEKKEN, *DEEPSEEK3),
+        *(DIGIT, NUMBER, THREE_DIGITS, PUNCTUATION, PUNCTUATION_FALCON),
     )
 )
 _RESUMABLE = re.compile(rb"[\x21-\x7e](?=\x20)")

@@ -66,10 +66,15 @@ class Stored:
 
 def write_gguf(directory: Path, path: Path, kind: GgufType) -> None:
     """Write the model of a directory to `path`; ConfigError if its family or a part of it cannot be written."""
+    write_file(path, *contents(directory, path.stem, kind))
+
+
+def contents(directory: Path, name: str, kind: GgufType) -> tuple[dict[str, Value], list[Tensor]]:
+    """Return what the file of a model holds, which it calls `name`: metadata and tensors."""
     config = config_of(directory)
     tensors = [_tensor(found, config, kind) for found in stored_tensors(directory) if not _is_tied(found, config)]
-    general: dict[str, Value] = {"general.name": path.stem, "general.file_type": FILE_TYPES[kind]}
-    write_file(path, {**geometry(config), **general, **tokenizer(directory, config)}, tensors)
+    general: dict[str, Value] = {"general.name": name, "general.file_type": FILE_TYPES[kind]}
+    return {**geometry(config), **general, **tokenizer(directory, config)}, tensors
 
 
 def config_of(directory: Path) -> dict[str, Any]:
