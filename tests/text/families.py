@@ -285,14 +285,21 @@ SILENT = ("silent_list", "silent_pythonic", "silent_hermes")  # they render no c
 def encoder_for(name: str, kind: str = "cl100k") -> PromptEncoder:
     """The family's encoder, on a tokenizer of this kind (see factories)."""
     family = FAMILIES[name]
+    return encoder_with(family.template, family.special, family.unflagged, kind)
+
+
+def encoder_with(
+    template: str, special: Sequence[str], unflagged: Sequence[str] = (), kind: str = "cl100k"
+) -> PromptEncoder:
+    """The encoder of a template whose tokens these are, flagged special or not."""
     data = json.loads(tokenizer_json(kind))
     data["added_tokens"] = [entry for entry in data["added_tokens"] if entry["content"] == "<s>"]
     next_id = 1 + max([*data["model"]["vocab"].values(), *(entry["id"] for entry in data["added_tokens"])])
-    for number, content in enumerate((*family.special, *family.unflagged)):
+    for number, content in enumerate((*special, *unflagged)):
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        entry = {"id": next_id + number, "content": content, "special": content in family.special, **flags}
+        entry = {"id": next_id + number, "content": content, "special": content in special, **flags}
         data["added_tokens"].append(entry)
-    return PromptEncoder(TokenizerFile(json.dumps(data).encode()), {}, ChatTemplate({"default": family.template}, {}))
+    return PromptEncoder(TokenizerFile(json.dumps(data).encode()), {}, ChatTemplate({"default": template}, {}))
 
 
 def read_reply(

@@ -16,6 +16,7 @@ from rekindle.text.replies import (
     ReplyStream,
     ThinkingFormat,
     begin_reply,
+    find_reply_ends,
     find_reply_format,
     opened_by,
 )
@@ -30,7 +31,7 @@ from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm, Tags
 from rekindle_pocket import MODEL_DIR
 from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
-from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
+from tests.text.families import FAMILIES, SILENT, encoder_for, encoder_with, read_reply
 
 G = "\ufdd0"
 THINK = ThinkingFormat("<think>", "</think>", "\n", "\n", "\n\n")
@@ -521,3 +522,43 @@ def test_ids_are_as_the_template_takes_them() -> None:
     assert len(ids) == 1_000
     assert all(len(each) == 9 and each.isalnum() for each in ids)
     assert find_reply_format(encoder_for("hermes")).new_id().startswith("call_")
+
+
+ENDS = {
+    "llama": {"<|eot|>"},
+    "keyed": {"<turn|>"},
+    "keyed_first": {"<turn|>"},
+    "fenced": {"<end_of_turn>"},
+    **{name: {"</s>"} for name in ("mistral_list", "mistral_args", "mistral_id")},
+    "channels": {"<|return|>", "<|call|>"},
+}
+
+
+def ends_of(encoder: PromptEncoder) -> set[str]:
+    contents = {token.id: token.content for token in encoder.controls.tokens}
+    return {contents[each] for each in find_reply_ends(encoder)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_template_writes_after_a_reply_ends_one(name: str) -> None:
+    assert ends_of(encoder_for(name)) == ENDS.get(name, {"<|im_end|>"})
+
+
+TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+THOUGHTS = "{% if false %}a thinker's mark{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (TURN, {"<|im_end|>"}),
+        (TURN + "<|im_start|>assistant\n", {"<|im_end|>"}),  # the cue comes in any case
+        (THOUGHTS + TURN, set()),  # it may end thoughts as well, which are not shown
+        (TURN.replace("<|im_end|>", "{{ '</s>' if m.role == 'assistant' else '<|im_end|>' }}") + THOUGHTS, {"</s>"}),
+        (TURN.replace("<|im_end|>\n", "\n"), set()),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", set()),
+        ("{{ raise_exception('no') }}", set()),
+    ],
+)
+def test_only_what_ends_a_whole_reply_is_an_end(template: str, ends: set[str]) -> None:
+    assert ends_of(encoder_with(template, ("<|im_start|>", "<|im_end|>", "</s>"))) == ends

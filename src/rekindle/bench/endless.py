@@ -1,6 +1,7 @@
 """A copy of a model without an end token, so that a benchmark's replies have the requested length.
 
-Its directory has links to the model's files and its own config; weights, tokenizer and KV are the same.
+Its directory has links to the model's files and its own config; weights, tokenizer and KV are the same. It has no chat
+template: what that writes after a reply would end one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONFIG = "config.json"
-LEFT_OUT = frozenset((CONFIG, "generation_config.json"))
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+LEFT_OUT = frozenset((CONFIG, TOKENIZER_CONFIG, "generation_config.json", "chat_template.jinja"))
+NAMES_AN_END = frozenset(("eos_token", "chat_template"))  # keys of tokenizer_config.json
 
 
 def endless_copy(directory: Path, target: Path) -> Path:
@@ -21,6 +23,10 @@ def endless_copy(directory: Path, target: Path) -> Path:
             (target / path.name).symlink_to(path.resolve())
     config = _without_end(json.loads((directory / CONFIG).read_text("utf-8")))
     (target / CONFIG).write_text(json.dumps(config, indent=1), "utf-8")
+    if (directory / TOKENIZER_CONFIG).is_file():
+        described = json.loads((directory / TOKENIZER_CONFIG).read_text("utf-8"))
+        kept = {name: value for name, value in described.items() if name not in NAMES_AN_END}
+        (target / TOKENIZER_CONFIG).write_text(json.dumps(kept, indent=1), "utf-8")
     return target
 
 

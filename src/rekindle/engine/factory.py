@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 import torch
@@ -31,6 +32,7 @@ from rekindle.store.directory import given_secret, make_directory
 from rekindle.store.sync import OsFileSystem
 from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import find_reply_ends
 
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
@@ -50,14 +52,15 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         format_map_dir=settings.store.directory() if use_store else None,
     )
     started["weights"] = time.time()
-    spec = loaded.spec
+    encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
+    spec = replace(loaded.spec, eos_ids=loaded.spec.eos_ids | find_reply_ends(encoder))
     hot = capacity(settings.cache, spec, loaded.device, chunk_tokens=_chunk_tokens(settings, loaded.device))
     if use_store:
         check_disk(settings.store, spec)
     arena = KVArena(spec.layout, hot.num_blocks, torch.device(loaded.device), hot.windows)
     computing = Computing(
         spec=spec,
-        encoder=PromptEncoder.from_dir(loaded.directory, clock=clock),
+        encoder=encoder,
         arena=arena,
         max_context=hot.max_context,
         notes=loaded.notes,

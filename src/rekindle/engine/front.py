@@ -11,6 +11,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from rekindle.backend.client import Address, Backend
@@ -32,6 +33,7 @@ from rekindle.model.described import DescribedModel
 from rekindle.model.fingerprint import DigestCache, tokenizer_digest
 from rekindle.spec import KVLayout, LayerSpec, ModelFacts, ModelSpec
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import find_reply_ends
 
 NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
 TEXT_VERSION = 1
@@ -63,6 +65,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
         )
         started["weights"] = time.time()
         spec = _spec(settings, source.name, described, digest, served)
+        spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
         if use_store:
             check_disk(settings.store, spec)
         computing = _computing(settings, spec, encoder, backend, served, note)

@@ -9,6 +9,8 @@ from typing import Any
 
 from rekindle.errors import ModelRefused
 
+TEXT_PARTS = ("text_config", "llm_config")
+
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
@@ -24,7 +26,7 @@ class DescribedModel:
     def read(cls, directory: Path) -> DescribedModel:
         """Read the files of a model's directory; ModelRefused if config.json is missing or no model's."""
         config = _object(directory / "config.json")
-        text = next((part for name in ("text_config", "llm_config") if (part := config.get(name))), config)
+        text = next((part for name in TEXT_PARTS if (part := config.get(name))), config)
         try:
             size = int(text["vocab_size"])
         except (KeyError, TypeError, ValueError) as error:
@@ -35,17 +37,18 @@ class DescribedModel:
             family=str(config.get("model_type", "unknown")),
             vocab_size=size,
             max_context=longest if isinstance(longest, int) and longest > 0 else None,
-            eos_ids=_eos_ids(directory, config, text),
+            eos_ids=end_ids(directory),
         )
 
 
-def _eos_ids(directory: Path, config: dict[str, Any], text: dict[str, Any]) -> frozenset[int]:
-    """The ids that end a reply: those of generation_config.json, or else the config's."""
+def end_ids(directory: Path) -> frozenset[int]:
+    """The ids that end a reply: all that generation_config.json and config.json name, each of which may know fewer."""
+    config = _object(directory / "config.json")
+    parts = [config, *(part for name in TEXT_PARTS if isinstance(part := config.get(name), dict))]
     path = directory / "generation_config.json"
-    value = _object(path).get("eos_token_id") if path.is_file() else None
-    for part in (text, config):
-        value = part.get("eos_token_id") if value is None else value
-    return frozenset(value if isinstance(value, list) else [] if value is None else [value])
+    named = [part.get("eos_token_id") for part in (*parts, _object(path) if path.is_file() else {})]
+    ids = [each for value in named for each in (value if isinstance(value, list) else [value])]
+    return frozenset(each for each in ids if isinstance(each, int) and each >= 0)
 
 
 def _object(path: Path) -> dict[str, Any]:

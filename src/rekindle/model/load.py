@@ -23,6 +23,7 @@ from rekindle.kernels import allocator, library
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
+from rekindle.model.described import end_ids
 from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.latent import absorb_latents, map_notes
@@ -225,9 +226,6 @@ def _check_layers(path: Path, value: Any) -> None:
 
 
 def eos_ids(directory: Path, config: Any) -> frozenset[int]:
-    """The ids that end an answer, from generation_config.json or else from the config."""
-    path = directory / "generation_config.json"
-    value = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
-    if value is None:
-        value = getattr(text_config(config), "eos_token_id", None)
-    return frozenset(value if isinstance(value, list) else [] if value is None else [value])
+    """The ids that end a reply by the model's files; where these name none, that of the config's class."""
+    value = getattr(text_config(config), "eos_token_id", None)
+    return end_ids(directory) or frozenset(value if isinstance(value, list) else [] if value is None else [value])

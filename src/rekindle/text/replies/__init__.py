@@ -24,7 +24,7 @@ from rekindle.text.replies.events import (
     new_call_id,
 )
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
-from rekindle.text.replies.probes import find_reply_format
+from rekindle.text.replies.probes import find_reply_ends, find_reply_format
 from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "ThinkingFormat",
     "ToolFormat",
     "begin_reply",
+    "find_reply_ends",
     "find_reply_format",
     "new_call_id",
     "opened_by",

@@ -26,7 +26,7 @@ from rekindle.text.replies.name_keys import recognise_name_keys
 from rekindle.text.replies.named import recognise_named
 from rekindle.text.replies.pythonic import PythonicForm, recognise_pythonic
 from rekindle.text.replies.reader import CallMarks
-from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, CallSample
+from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, VALUES, CallSample
 from rekindle.text.replies.tagged import recognise_tagged
 from rekindle.text.stream import TextStream
 
@@ -97,6 +97,14 @@ def find_reply_format(encoder: PromptEncoder) -> ReplyFormat:
     )
 
 
+def find_reply_ends(encoder: PromptEncoder) -> frozenset[int]:
+    """The ids that end a reply by what tokenizer and template say: the tokenizer's end of sequence, and what the
+    template writes after a reply, and after one with a call. A few renderings; never raises, as above."""
+    contents = {encoder.template.special_tokens.get("eos_token"), *_Prober(encoder).ends()}
+    known = encoder.controls.by_content
+    return frozenset(known[content].id for content in contents if content in known)
+
+
 @dataclass(frozen=True, slots=True)
 class CallProbe:
     """How calls are written, and which the template accepts: only ids of nine signs, only one per message."""
@@ -142,6 +150,40 @@ class _Prober:
                     num_calls = max(two.count(TOOL), two.count(call_id))
                     return CallProbe(found, has_short_ids=call_id == SHORT_ID, takes_one=num_calls < 2)
         return CallProbe(self._known_calls())
+
+    def ends(self) -> set[str]:
+        """The control tokens that end a reply, and one with calls: the last that is written after it, unless it is also
+        written inside of a reply, opens the next turn, or is a mark of calls. Where a template knows of reasoning and
+        shows none, what ends a question may end that, too."""
+        question = Message("user", QUESTION)
+        whole = self._rendered([question, Message("assistant", REPLY)]) or ""
+        thought = self._rendered([question, Message("assistant", REPLY, reasoning=REASONING)]) or ""
+        asked = self._tokens((self._rendered([question]) or "").rpartition(QUESTION)[2])
+        one, two = (self._after_calls(num) for num in (1, 2))
+        inside = self._tokens(two.partition(TOOL)[0] if TOOL in two else "")
+        if REASONING in thought:
+            inside += self._tokens(thought.rpartition(REASONING)[2].partition(REPLY)[0])
+        elif self.thinking() is None and any("think" in text.lower() for text in self._encoder.template.literals()):
+            inside += asked[:1]
+        form = self.tools().form
+        marks = "" if isinstance(form, ChannelForm) else "".join(_strings_of(form))
+        found = set()
+        for text in (whole.rpartition(REPLY)[2] if REPLY in whole else "", one):
+            last = next((token for token in reversed(self._tokens(text)) if token not in asked[1:]), "")
+            found |= {last} if last not in inside and last not in marks else set()
+        return found
+
+    def _after_calls(self, num: int) -> str:
+        """What follows the arguments of the first of so many calls, to the end; empty if calls are not rendered."""
+        call = ToolCall(SHORT_ID, TOOL, ARGUMENTS)
+        messages = [Message("user", QUESTION), Message("assistant", "", tool_calls=(call,) * num)]
+        text = (self._rendered(messages, _TOOLS) or "").rpartition(QUESTION)[2]
+        return text.partition(VALUES["probe_word"])[2]
+
+    def _tokens(self, text: str) -> list[str]:
+        """The control tokens of a structured text, in order."""
+        contents = sorted(self._encoder.controls.by_content, key=len, reverse=True)
+        return re.findall("|".join(map(re.escape, contents)), text) if contents else []
 
     def _known_calls(self) -> ToolFormat | None:
         """A form that the vocabulary, or the template's text about tools, has the opening mark of."""
