@@ -185,6 +185,18 @@ def test_sampling_and_all_ends_are_in_the_generation_config(original: Path, tmp_
     assert not {"do_sample", "temperature"} & plain.keys()
 
 
+def test_templates_of_several_names_are_read(original: Path, tmp_path: Path) -> None:
+    given: dict[str, Value] = {
+        "tokenizer__chat_template": "{{ messages[0].content }}",
+        "tokenizer__chat_template__tool_use": "{{ tools[0] }}",
+    }
+    template = PromptEncoder.from_dir(made_of(edited(original, tmp_path / "tiny.gguf", **given))).template
+    asked = [{"role": "user", "content": "Hello."}]
+    assert (template.render(asked), template.render(asked, ["a tool"])) == ("Hello.", "a tool")
+    bare = edited(original, tmp_path / "bare.gguf", tokenizer__chat_template=None)
+    assert not PromptEncoder.from_dir(made_of(bare)).template.exists
+
+
 def test_what_the_tables_leave_out_is_read(original: Path, tmp_path: Path) -> None:
     metadata, tensors = contents(original, "tiny", "bf16")
     rows = {each.name: each.shape for each in tensors}["token_embd.weight"][0]

@@ -104,6 +104,18 @@ def test_read_from_a_directory(tmp_path: Path) -> None:
     assert template.render(MESSAGES, TOOLS) == "tools"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert ChatTemplate.from_dir(tmp_path).render(MESSAGES) == "file"
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("tools of a file")
+    template = ChatTemplate.from_dir(tmp_path)
+    assert (template.render(MESSAGES), template.render(MESSAGES, TOOLS)) == ("file", "tools of a file")
+
+
+def test_a_model_without_a_template_is_said_to_have_none(tmp_path: Path) -> None:
+    template = ChatTemplate.from_dir(tmp_path)
+    assert not template.exists and ChatTemplate({"default": ""}, {}).exists
+    said = analyse_growth(template).summary()
+    assert said == "this model has none, so it continues texts (/v1/completions) and takes no messages"
 
 
 def test_literals_are_what_may_be_printed() -> None:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from rekindle.errors import BadRequest
 from rekindle.text.template import ChatTemplate
 
-# Where the next prompt first differs from the last one. "refused": the template refuses such a conversation.
-Lost = Literal["nothing", "reply", "cue", "last_user", "earlier", "refused"]
+# Where the next prompt first differs from the last one. "refused": the template refuses such a conversation; "missing":
+# there is no template.
+Lost = Literal["nothing", "reply", "cue", "last_user", "earlier", "refused", "missing"]
 
 _SYSTEM = {"role": "system", "content": "System words."}
 _TURNS = (("First question.", "First answer."), ("Second question.", "Second answer."), ("Third question.", ""))
@@ -56,11 +57,14 @@ _WORDS: dict[Lost, str] = {
     "last_user": "the last user message changes in the next turn: it and the reply are recomputed",
     "earlier": "text before the last user message changes each turn: most of the prompt is recomputed",
     "refused": "the template refuses such a conversation",
+    "missing": "this model has none, so it continues texts (/v1/completions) and takes no messages",
 }
 
 
 def analyse_growth(template: ChatTemplate) -> TemplateGrowth:
     """Render sample conversations turn by turn and compare; a dozen renderings, milliseconds."""
+    if not template.exists:
+        return TemplateGrowth("missing", "missing", "missing", "missing", dated=False, two_users=True)
     fixed = _at(template, _NOON)
     return TemplateGrowth(
         plain=_lost(fixed, "", "", None),

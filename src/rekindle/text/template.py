@@ -30,6 +30,7 @@ from rekindle.text.metered_filters import metered
 from rekindle.text.metering import Exceeded
 
 TEMPLATE_FILE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
 CONFIG_FILE = "tokenizer_config.json"
 _GENERATION_TAGS = {"generation"}
 
@@ -76,7 +77,10 @@ class ChatTemplate:
 
     @classmethod
     def from_dir(cls, directory: Path, *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
-        """Read `chat_template.jinja`, else `chat_template` of tokenizer_config.json; special tokens from the latter."""
+        """Read `chat_template.jinja`, else `chat_template` of tokenizer_config.json; special tokens from the latter.
+
+        Templates of other names are in that list, or files of these names in `additional_chat_templates`.
+        """
         config = read_config(directory)
         sources: dict[str, str] = {}
         entry = config.get("chat_template")
@@ -86,10 +90,16 @@ class ChatTemplate:
             if not all(isinstance(item, dict) and {"name", "template"} <= item.keys() for item in entry):
                 raise ModelRefused(f"{CONFIG_FILE}: each entry of chat_template needs a name and a template")
             sources = {str(item["name"]): str(item["template"]) for item in entry}
+        sources |= {path.stem: path.read_text("utf-8") for path in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))}
         path = directory / TEMPLATE_FILE
         if path.is_file():
             sources["default"] = path.read_text(encoding="utf-8")
         return cls(sources, special_token_names(config), clock=clock)
+
+    @property
+    def exists(self) -> bool:
+        """False if the model has none: it continues texts, and takes no messages."""
+        return bool(self.sources)
 
     def with_clock(self, clock: Callable[[], datetime]) -> ChatTemplate:
         """Return the same template with another clock."""
@@ -118,7 +128,7 @@ class ChatTemplate:
         PromptTooLong if the text has more than `most_chars` characters, or takes more work than a template may do;
         both are known after that much work, however long the whole would be.
         """
-        if not self._compiled:
+        if not self.exists:
             raise BadRequest("this model has no chat template: use /v1/completions, or add chat_template.jinja")
         name = "tool_use" if tools and "tool_use" in self._compiled else "default"
         if name not in self._compiled:
