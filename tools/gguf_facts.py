@@ -5,7 +5,7 @@ python -m tools.gguf_facts peer/bin/python
 
 Two vocabularies are trained whose merges cross every kind of character, so that each way of splitting a text shows in
 its ids; and the bundled model is written with each way of scaling its rotary embedding. The peer's ids and log
-probabilities are kept, and the vocabularies with them.
+probabilities are kept, and the vocabularies with them; ids of the real models (tools/real_models.py), too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from rekindle.bench.engine.gguf_file import write_file
 from rekindle.model.gguf_splits import SPLITS
 from tests.model.gguf_files import ASKED, ROPES, TEXTS, prompt_of, scaled_model, vocabulary_file
+from tools.real_models import REAL_MODELS
 
 ROOT = Path(__file__).parents[1]
 FACTS = ROOT / "tests" / "model" / "gguf_facts.json"
@@ -87,12 +88,15 @@ def facts(peer: str) -> dict[str, Any]:
         for name in ROPES:
             models_[name] = str(place / f"{name}.gguf")
             scaled_model(name, Path(models_[name]))
+        files |= {f"real/{name}": str(model.path()) for name, model in REAL_MODELS.items()}
         jobs = {"vocabularies": files, "models": models_, "texts": ASKED, "prompt": prompt_of(), "shown": SHOWN}
         (place / "jobs.json").write_text(json.dumps(jobs))
         subprocess.run([peer, "-c", PEER, str(place / "jobs.json"), str(place / "out.json")], check=True)
         found = json.loads((place / "out.json").read_text())
+    real = {name: found["ids"].pop(f"real/{name}") for name in REAL_MODELS}
     return {
         "llama_cpp_python": found["version"],
+        "real": real,
         "vocabularies": vocabularies,
         **_grouped(found["ids"]),
         "scores": found["scores"],
