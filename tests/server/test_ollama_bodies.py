@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.model.sampling_defaults import HABITS, SamplingDefaults
 from rekindle.server.gate.caller import Caller
-from rekindle.server.ollama.bodies import DEFAULTS, LOADING
+from rekindle.server.ollama.bodies import LOADING
 from rekindle.server.ollama.calls import ModelSide, OllamaCall, parse_chat, parse_generate
 from rekindle.text.constraints.types import Calls
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
@@ -42,7 +44,19 @@ def ignored(**body: Any) -> list[str]:
 
 
 def test_without_options_replies_are_drawn_as_ollama_draws_them() -> None:
-    assert request().params == request(options=None).params == params(temperature=None) == SamplingParams(**DEFAULTS)
+    assert (
+        request().params
+        == request(options=None).params
+        == params(temperature=None)
+        == SamplingParams(**HABITS["ollama"])
+    )
+
+
+def test_no_penalties_means_none_of_the_models_either() -> None:
+    """`repeat_last_n` 0 counts no token, whatever the model's makers penalise."""
+    side = replace(SIDE, defaults=SamplingDefaults({"repetition_penalty": 1.3}))
+    assert request(side).params.repetition_penalty == 1.3
+    assert request(side, options={"repeat_last_n": 0}).params.repetition_penalty == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +80,7 @@ def test_without_options_replies_are_drawn_as_ollama_draws_them() -> None:
     ],
 )
 def test_options_become_sampling_parameters(options: dict[str, Any], meant: dict[str, Any]) -> None:
-    assert params(**options) == SamplingParams(**{**DEFAULTS, **meant})
+    assert params(**options) == SamplingParams(**{**HABITS["ollama"], **meant})
     assert ignored(options=options) == []
 
 

@@ -8,8 +8,9 @@ from typing import get_args
 
 import pytest
 
+from rekindle.model.sampling_defaults import HABITS
 from rekindle.server.hints import OLLAMA, UNMANAGED
-from rekindle.server.ollama.bodies import DEFAULTS, OFF, OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from rekindle.server.ollama.bodies import OFF, OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from rekindle.server.ollama.catalogue import VERSION
 from rekindle.server.ollama.models import OllamaChatAnswer
 from tests.server.conftest import Served
@@ -37,6 +38,6 @@ def test_its_names_are_those_of_the_code() -> None:
     assert {name for name in OllamaChatAnswer.model_fields if name.endswith(("_count", "_duration"))} <= told
     for reason in get_args(get_args(OllamaChatAnswer.model_fields["done_reason"].annotation)[0]):
         assert f"`{reason}`" in DOC
-    for name, value in DEFAULTS.items():
+    for name, value in HABITS["ollama"].items():
         assert f"`{name}` {value}" in DOC
     assert f"answers {VERSION}," in DOC

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from rekindle.model.params import SamplingParams
+from rekindle.model.sampling_defaults import READ
 from tools.reference.page import sentence, table
 
 Schema = Mapping[str, Any]
@@ -26,6 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Operation": ("/overview", "/v1/stats", "/metrics", "/health/", "/version"),
 }
 GENERATING = ("ChatBody", "CompletionBody", "ResponseBody", "MessagesBody", "OllamaChatBody", "OllamaGenerateBody")
+UNLESS = "the model's, or "
 SAMPLING = {item.name: item.default for item in fields(SamplingParams) if item.default not in (None, ())}
 STREAMS = ("text/event-stream", "application/x-ndjson")
 
@@ -133,14 +135,15 @@ def _answer(status: str, answer: Schema) -> str:
 def _fields(model: Schema, common: Schema) -> str:
     """Tabulate the fields of a body, required ones first. Null means "not given" wherever it is allowed.
 
-    A field in `common` takes a missing meaning from there, and a missing default from `SamplingParams`.
+    A field in `common` takes a missing meaning from there, and a missing default from `SamplingParams`, unless the
+    model has one.
     """
     required = model.get("required", ())
     rows = []
     for name, schema in sorted(model["properties"].items(), key=lambda item: item[0] not in required):
         default = _default(schema, required=name in required)
         if name in common and not default and name in SAMPLING:
-            default = f"`{_json(SAMPLING[name])}`"
+            default = f"{UNLESS if name in READ else ''}`{_json(SAMPLING[name])}`"
         meaning = schema.get("description") or common.get(name, {}).get("description", "")
         rows.append((f"`{name}`", _type(schema).removesuffix(" or null"), default, meaning))
     return table(("field", "takes", "default", "meaning"), rows)

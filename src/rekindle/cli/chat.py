@@ -24,7 +24,7 @@ def chat_loop(engine: Engine, agent: str, console: Console) -> None:
         messages.append({"role": "user", "content": line})
         reply = []
         console.print("[bold]model[/] ", end="")
-        for delta in engine.stream(agent, messages):
+        for delta in engine.stream(agent, messages, **engine.sampling.named("llama-server")):
             console.print(delta.text, end="", markup=False, highlight=False)
             reply.append(delta.text)
             if delta.finish_reason is not None and delta.report is not None:

@@ -20,6 +20,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
     map_weights: Literal["auto", "on", "off"]
+    sampling: Literal["model", "openai"]
     threads: int | None
     block_tokens: int
     hot_bytes: int | str | None

@@ -68,6 +68,12 @@ class ModelSettings:
         detail="The file takes as much disk as the weights take memory, which processes share then. It is made anew "
         "after an update, and with `store=off` there is none.",
     )
+    sampling: Literal["model", "openai"] = setting(
+        "model",
+        "where the sampling of requests that do not say comes from: the model's makers, or OpenAI's habits alone",
+        detail="`model` takes temperature, `top_k`, `top_p`, `min_p` and `repetition_penalty` of "
+        "generation_config.json or of a GGUF file. [http.md](http.md#requests) says what applies to the rest.",
+    )
     threads: int | None = setting(
         None,
         "threads of the model",

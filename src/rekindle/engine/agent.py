@@ -55,7 +55,7 @@ class Agent:
 
     def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
         """Chat; iterate the result with `for` or `async for`. Options and errors as in `Engine.stream`."""
-        return self._submit(chat_request(messages, self.id, self.namespace, **options))
+        return self._submit(chat_request(messages, self.id, self.namespace, defaults=self._parts().sampling, **options))
 
     def chat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
         """Return the whole reply to `messages`, with options as in `stream`."""
@@ -71,7 +71,8 @@ class Agent:
 
     def generate(self, prompt: str | Ids, **options: Unpack[GenerateKeywords]) -> ChatResult:
         """Continue a text or ids u32 [n], with options as in `Engine.generate`."""
-        return self._submit(text_request(prompt, self.id, self.namespace, **options)).result()
+        request = text_request(prompt, self.id, self.namespace, defaults=self._parts().sampling, **options)
+        return self._submit(request).result()
 
     def prefill(self, messages: Messages, **options: Unpack[PrefillKeywords]) -> Report:
         """Compute and remember a prompt and wait for it, as `Engine.prefilling` does; return its report."""

@@ -47,6 +47,7 @@ from rekindle.engine.types import (
     Report,
 )
 from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
 from rekindle.store.values import StagedBlock
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
@@ -156,6 +157,11 @@ class Engine:
         return self.components.notes
 
     @property
+    def sampling(self) -> SamplingDefaults:
+        """What replies are sampled with where a request does not say."""
+        return self.components.sampling
+
+    @property
     def promise(self) -> str:
         """`bitwise` if every path gives the same bits on this machine, else `close`."""
         return self.components.promise
@@ -212,9 +218,10 @@ class Engine:
     ) -> Generation:
         """Chat as `agent` (None: an unnamed conversation); iterate the result with `for` or `async for`.
 
-        `options` are those of `SamplingParams`, `tools` and `reuse`; TypeError for others. Raises BadRequest.
+        `options` are those of `SamplingParams`, `tools` and `reuse`; TypeError for others. Sampling that is not given
+        is as the model's generation_config.json says, or else that of `SamplingParams`. Raises BadRequest.
         """
-        return self.submit(chat_request(messages, agent, namespace, **options))
+        return self.submit(chat_request(messages, agent, namespace, defaults=self.sampling, **options))
 
     def chat(
         self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
@@ -232,10 +239,10 @@ class Engine:
     ) -> ChatResult:
         """Continue a text, or token ids u32 [n], as they are: no template is rendered.
 
-        `options` are those of `SamplingParams`, and `reuse`; with `max_tokens` 0 there is no reply, only what
-        `prompt_logprobs` asks for. Raises BadRequest. To stream the reply, `submit` a GenerationRequest.
+        `options` are those of `SamplingParams`, and `reuse`, as in `stream`; with `max_tokens` 0 there is no reply,
+        only what `prompt_logprobs` asks for. Raises BadRequest. To stream the reply, `submit` a GenerationRequest.
         """
-        return self.submit(text_request(prompt, agent, namespace, **options)).result()
+        return self.submit(text_request(prompt, agent, namespace, defaults=self.sampling, **options)).result()
 
     async def achat(
         self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]

@@ -44,6 +44,7 @@ from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
 from rekindle.model.loaded import Promise
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.model.weights_file import UnsavedWeights
 from rekindle.spec import ModelSpec
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
@@ -79,7 +80,8 @@ class Around:
 class Computing:
     """What computes for an engine, here or at a `backend`, and what is known of it.
 
-    `arena` has the bytes of its blocks. A `store` of it is listed under `label`. `new_core` builds its core;
+    `arena` has the bytes of its blocks. A `store` of it is listed under `label`. `sampling` is for what requests leave
+    open. `new_core` builds its core;
     `new_constraints` what constrains replies, from the final encoder and its reply format.
     """
 
@@ -90,6 +92,7 @@ class Computing:
     notes: tuple[str, ...]
     promise: Promise
     label: str
+    sampling: SamplingDefaults
     new_core: Callable[[Around], Core]
     new_constraints: Callable[[PromptEncoder, ReplyFormat], ReplyConstraints | BackendConstraints]
     unsaved: UnsavedWeights | None = None
@@ -161,7 +164,12 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
         encoder=encoder,
         reply_format=inputs.form,
         renderer=inputs.renderer,
-        notes=(*computing.notes, f"template: {analyse_growth(encoder.template).summary()}"),
+        notes=(
+            *computing.notes,
+            *computing.sampling.notes,
+            f"template: {analyse_growth(encoder.template).summary()}",
+        ),
+        sampling=computing.sampling,
         promise=computing.promise,
         max_context=computing.max_context,
         num_warm_agents=num_warm_agents,

@@ -13,7 +13,8 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import ChatResult, Delta, GenerationRequest, Reuse
 from rekindle.errors import BadRequest
 from rekindle.keywords import check_keywords
-from rekindle.model.params import SamplingKeywords, SamplingParams
+from rekindle.model.params import SamplingKeywords
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.messages import normalise_messages
 
@@ -46,6 +47,7 @@ def chat_request(
     agent: str | None,
     namespace: str,
     *,
+    defaults: SamplingDefaults,
     tools: Sequence[Mapping[str, Any]] | None = None,
     reuse: Reuse | None = None,
     constraint: Constraint | None = None,
@@ -58,7 +60,7 @@ def chat_request(
         agent=agent,
         namespace=namespace,
         tools=tools,
-        params=SamplingParams(**sampling),
+        params=defaults.params("openai", sampling),
         reuse=reuse,
         constraint=constraint,
         calls=Calls(()) if tools else None,
@@ -70,6 +72,7 @@ def text_request(
     agent: str | None,
     namespace: str,
     *,
+    defaults: SamplingDefaults,
     reuse: Reuse | None = None,
     constraint: Constraint | None = None,
     **sampling: Unpack[SamplingKeywords],
@@ -92,7 +95,7 @@ def text_request(
         token_ids=ids,
         agent=agent,
         namespace=namespace,
-        params=SamplingParams(**sampling),
+        params=defaults.params("openai", sampling),
         reuse=reuse,
         task="prefill" if is_empty else "generate",
         constraint=constraint,

@@ -24,6 +24,7 @@ from rekindle.engine.recent import Recent
 from rekindle.engine.types import EngineStats, Report
 from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreError, Unavailable
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
 from rekindle.store.warm import WarmStore
 from rekindle.text.prompt import PromptEncoder
@@ -50,6 +51,7 @@ class Components:
     reply_format: ReplyFormat
     renderer: Renderer
     notes: tuple[str, ...]
+    sampling: SamplingDefaults
     promise: str
     max_context: int
     num_warm_agents: int

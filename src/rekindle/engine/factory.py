@@ -27,6 +27,7 @@ from rekindle.model.device import check_device
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout
 from rekindle.store.directory import given_secret, make_directory
 from rekindle.store.sync import OsFileSystem
@@ -66,6 +67,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         notes=loaded.notes,
         promise=loaded.promise,
         label=spec.name,
+        sampling=SamplingDefaults.read(loaded.directory, settings.model.sampling),
         new_core=lambda around: _core(settings, loaded, ModelRunner(loaded, arena), around),
         new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
         unsaved=loaded.unsaved,

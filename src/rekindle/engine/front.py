@@ -31,6 +31,7 @@ from rekindle.kv.arena import KVArena
 from rekindle.model.checkpoint import Source
 from rekindle.model.described import DescribedModel
 from rekindle.model.fingerprint import DigestCache, tokenizer_digest
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout, LayerSpec, ModelFacts, ModelSpec
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends
@@ -54,6 +55,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     directory = source.fetch_description()
     described = DescribedModel.read(directory)
     encoder = PromptEncoder.from_dir(directory, clock=clock)
+    sampling = SamplingDefaults.read(directory, settings.model.sampling)
     digest = tokenizer_digest(directory, DigestCache(None))
     given, own = settings.backend, _own(settings, source, use_store=use_store)
     backend = Backend(Address(given.url if own is None else own.url, given.key, given.silence_s), own=own)
@@ -68,7 +70,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
         spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
         if use_store:
             check_disk(settings.store, spec)
-        computing = _computing(settings, spec, encoder, backend, served, note)
+        computing = _computing(settings, spec, encoder, backend, served, note, sampling)
         components = assembled(settings, computing, started, use_store=use_store)
     except BaseException:
         backend.stop()
@@ -99,7 +101,13 @@ def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnVllm | No
 
 
 def _computing(
-    settings: Settings, spec: ModelSpec, encoder: PromptEncoder, backend: Backend, served: Served, note: str
+    settings: Settings,
+    spec: ModelSpec,
+    encoder: PromptEncoder,
+    backend: Backend,
+    served: Served,
+    note: str,
+    sampling: SamplingDefaults,
 ) -> Computing:
     kind = settings.backend.kind
     num_blocks = max(NUM_BLOCKS, 2 * -(-spec.max_context // spec.layout.block_tokens))
@@ -124,6 +132,7 @@ def _computing(
         notes=(f"computed by {served.name} at {backend.url} ({kind}); {note}",),
         promise="none",
         label=f"{spec.name} (texts of a front)",
+        sampling=sampling,
         new_core=new_core,
         new_constraints=lambda encoder, form: BackendConstraints(kind),
         backend=backend,

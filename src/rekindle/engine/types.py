@@ -50,7 +50,8 @@ class GenerationRequest:
     the prompt without a reply, "absorb" computes it and leaves its blocks in memory for later requests without making
     it a turn, "load" loads what is stored of it into memory and computes nothing. `open_end`: for a task without a
     reply, the last message may continue; what all prompts that continue it have in common is computed.
-    `template_kwargs` are passed to the chat template; `reply_prefix` is the beginning of the reply, part of the prompt.
+    `params` are used as they are: `Engine.sampling` has the defaults of the model. `template_kwargs` are passed to the
+    chat template; `reply_prefix` is the beginning of the reply, part of the prompt.
     `constraint`: what the text of the reply must be, after reasoning; `calls`: it may be calls of tools instead, which
     are those of the value's tools if it has any.
     `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.

@@ -10,6 +10,7 @@ from typing import Any
 from rekindle.errors import ModelRefused
 
 TEXT_PARTS = ("text_config", "llm_config")
+GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,15 @@ def end_ids(directory: Path) -> frozenset[int]:
     """The ids that end a reply: all that generation_config.json and config.json name, each of which may know fewer."""
     config = _object(directory / "config.json")
     parts = [config, *(part for name in TEXT_PARTS if isinstance(part := config.get(name), dict))]
-    path = directory / "generation_config.json"
-    named = [part.get("eos_token_id") for part in (*parts, _object(path) if path.is_file() else {})]
+    named = [part.get("eos_token_id") for part in (*parts, generation_config(directory))]
     ids = [each for value in named for each in (value if isinstance(value, list) else [value])]
     return frozenset(each for each in ids if isinstance(each, int) and each >= 0)
+
+
+def generation_config(directory: Path) -> dict[str, Any]:
+    """What generation_config.json says, nothing if it is missing; ModelRefused if it cannot be read."""
+    path = directory / GENERATION_CONFIG
+    return _object(path) if path.is_file() else {}
 
 
 def _object(path: Path) -> dict[str, Any]:

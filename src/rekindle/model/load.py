@@ -23,7 +23,7 @@ from rekindle.kernels import allocator, library
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
-from rekindle.model.described import end_ids
+from rekindle.model.described import end_ids, generation_config
 from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.latent import absorb_latents, map_notes
@@ -117,6 +117,7 @@ def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
     """The model that the settings name, and its config, which does not show that it cannot be served."""
     source = checkpoint.Source.find(settings.model, settings.revision)
     config = read_config(source.fetch_description())
+    generation_config(source.fetch_description())  # refused by its name before transformers reads it
     refuse_by_config(config, settings.device)
     method = quantiser(config)
     if method is not None:

@@ -218,7 +218,8 @@ class Coordinator:
         session = await self.registry.ready(namespace, id)
         self.registry.check_room(namespace, num_bytes=1)
         event = begun(session.machine)
-        run = Run(session, sampling_of(dict(session.machine.plan.sampling), sampling or {}))
+        defaults = self.shared.engine.sampling.named("llama-server")
+        run = Run(session, sampling_of(defaults, dict(session.machine.plan.sampling), sampling or {}))
         if event is None:
             run.begin([Speak(turn) for turn in session.machine.begun()], None)
         else:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.model.params import SamplingParams
+from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import only, read_format
 from rekindle.server.answers.steering import ToolChoice as Steer
@@ -38,10 +38,12 @@ Body = TypeVar("Body", bound=PromptBody)
 
 @dataclass(frozen=True, slots=True)
 class ModelSide:
-    """The traits of the served model that decide how bodies are parsed: its reply format and its template's habits."""
+    """The traits of the served model that decide how bodies are parsed: its reply format, its template's habits, and
+    what is sampled with if a body does not say."""
 
     form: ReplyFormat
     habits: TemplateHabits
+    defaults: SamplingDefaults = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,11 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
     if asked.max_tokens == 0:
         _check_warm_up(asked, choice)
     given = asked.model_dump(include={"temperature", "top_k", "top_p"}, exclude_none=True)
-    params = SamplingParams(**given, max_tokens=asked.max_tokens or 1, stop=tuple(asked.stop_sequences or ()))
+    given |= {"max_tokens": asked.max_tokens or 1, "stop": tuple(asked.stop_sequences or ())}
     request, loaded = _request(asked, caller, side, omissions)
     request = replace(
         request,
-        params=params,
+        params=side.defaults.params("openai", given),
         reuse=options.reuse,
         task="generate" if asked.max_tokens else "prefill",
     )

@@ -35,8 +35,8 @@ class MessagesRoute:
     """Answers messages and counts their tokens. The template's habits are probed once."""
 
     def __init__(self, context: RouteContext) -> None:
-        self._context = context
-        self._side = ModelSide(context.engine.reply_format, find_habits(context.engine.encoder))
+        engine, self._context = context.engine, context
+        self._side = ModelSide(engine.reply_format, find_habits(engine.encoder), engine.sampling)
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""

@@ -1,6 +1,6 @@
 """Models of Ollama's request bodies, for validation and for the OpenAPI description.
 
-Owns names and types, and the defaults that Ollama's clients rely on. `SamplingParams` owns the ranges of numbers.
+Owns names and types. `SamplingParams` owns the ranges of numbers, `sampling_defaults` what applies if none is given.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from rekindle.model.params import MAX_LOGPROBS, MAX_STOPS
+from rekindle.model.sampling_defaults import HABITS
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.functions import Tool
 from rekindle.server.answers.validation import Items, StrictModel
 
 THINKING = ("low", "medium", "high", "max")
-# What a reply is drawn with where a request does not say.
-DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Durations as Go writes them: 5m, 1h30m, -1s.
 UNITS_S: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 _SECONDS = {"anyOf": [{"type": "number"}, {"type": "string"}]}
@@ -37,6 +36,10 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "tfs_z": (1,),
     "embedding_only": (False,),
 }
+
+
+def _unset(name: str) -> str:
+    return f"not given: the model's own, or else {dict(HABITS['ollama'])[name]}"
 
 
 def _whole(value: Any) -> Any:
@@ -63,14 +66,13 @@ class OllamaOptions(StrictModel):
 
     num_predict: Whole | None = Field(default=None, description="tokens of a reply; below 1: the rest of the context")
     temperature: float | None = Field(
-        default=DEFAULTS["temperature"],
-        description=f"{DEFAULTS['temperature']} if not given; 0: always the most likely token",
+        default=None, description=f"{_unset('temperature')}; 0: always the most likely token"
     )
-    top_k: Whole | None = Field(
-        default=DEFAULTS["top_k"], description=f"{DEFAULTS['top_k']} if not given; below 1: no limit"
+    top_k: Whole | None = Field(default=None, description=f"{_unset('top_k')}; below 1: no limit")
+    top_p: float | None = Field(default=None, description=_unset("top_p"))
+    min_p: float | None = Field(
+        default=None, description="least share of the most likely token's probability; not given: the model's"
     )
-    top_p: float | None = Field(default=DEFAULTS["top_p"], description=f"{DEFAULTS['top_p']} if not given")
-    min_p: float | None = Field(default=None, description="least share of the most likely token's probability")
     seed: Whole | None = Field(default=None, description="-1: another one each time")
     stop: str | Items[str] | None = Field(default=None, description=f"end before one of these, at most {MAX_STOPS}")
     repeat_penalty: float | None = Field(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_schema
 from rekindle.server.answers.steering import ToolChoice, steered, template_kwargs
@@ -39,6 +40,7 @@ class ModelSide:
     name: str
     form: ReplyFormat
     max_context: int
+    defaults: SamplingDefaults = NOTHING_SAID
 
     @property
     def can_think(self) -> bool:
@@ -214,7 +216,7 @@ def _thinking(think: bool | str | None, side: ModelSide) -> dict[str, Any]:
 
 
 def _params(asked: AskBody, side: ModelSide, omissions: Omissions) -> SamplingParams:
-    """Build the sampling parameters, with Ollama's defaults for what is not given."""
+    """Build the sampling parameters, with the model's or Ollama's defaults for what is not given."""
     given = asked.options or OllamaOptions()
     if asked.top_logprobs and not asked.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
@@ -224,20 +226,17 @@ def _params(asked: AskBody, side: ModelSide, omissions: Omissions) -> SamplingPa
     seed = None if given.seed == -1 else given.seed
     most = given.num_predict if given.num_predict is not None and given.num_predict > 0 else None
     named = given.model_dump(include={"temperature", "top_p", "min_p"}, exclude_none=True)
-    return SamplingParams(
-        **{**named, **penalties},
-        max_tokens=most,
-        top_k=max(0, given.top_k or 0),
-        seed=seed,
-        stop=given.stop or (),
-        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-    )
+    if given.top_k is not None:
+        named["top_k"] = max(0, given.top_k)
+    ends = {"max_tokens": most, "seed": seed, "stop": given.stop or ()}
+    scores = {"logprobs": (asked.top_logprobs or 0) if asked.logprobs else None}
+    return side.defaults.params("ollama", {**named, **penalties, **ends, **scores})
 
 
 def _penalties(given: OllamaOptions, omissions: Omissions) -> dict[str, float]:
     """Return the penalties; they count all tokens, and a number of last ones is named unless nothing depends on it."""
     if given.repeat_last_n == 0:
-        return {}
+        return {"repetition_penalty": 1.0}
     found = given.model_dump(include={"presence_penalty", "frequency_penalty"}, exclude_none=True)
     if given.repeat_penalty is not None:
         found["repetition_penalty"] = given.repeat_penalty

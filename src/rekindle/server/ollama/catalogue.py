@@ -18,7 +18,7 @@ from rekindle.server.border import Router
 from rekindle.server.hints import UNMANAGED
 from rekindle.server.json_body import parse_json
 from rekindle.server.models import ServedModel, rfc3339
-from rekindle.server.ollama.bodies import DEFAULTS, OllamaShowBody
+from rekindle.server.ollama.bodies import OllamaShowBody
 from rekindle.server.ollama.models import OllamaModelCard, OllamaRunning, OllamaTags, OllamaVersion
 from rekindle.text.omissions import Omissions
 
@@ -28,6 +28,7 @@ FOREVER = "9999-12-31T23:59:59Z"
 SHOW_PATH = "/api/show"
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _FORMATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}  # as Ollama names dtypes
+_NAMES = {"repetition_penalty": "repeat_penalty"}  # as Ollama calls them
 _HARMLESS = frozenset(("verbose", "system", "template", "options"))  # of a request to show a model; some are old
 
 
@@ -61,13 +62,14 @@ class Catalogue:
     def card(self) -> dict[str, Any]:
         """Return the answer of /api/show."""
         facts, layout = self._engine.spec.facts, self._engine.spec.layout
+        sampling = self._engine.sampling.named("ollama")
         indices = [layer.index for layer in layout.layers] + [state.index for state in layout.states]
         return {
             "modified_at": rfc3339(self._model.created),
             "details": self._details(),
             "capabilities": self._capabilities(),
             "template": self._engine.encoder.template.sources.get("default", ""),
-            "parameters": "\n".join(f"{name} {value}" for name, value in DEFAULTS.items()),
+            "parameters": "\n".join(f"{_NAMES.get(name, name)} {value}" for name, value in sampling.items()),
             "model_info": {
                 "general.architecture": facts.family,
                 "general.basename": self._model.name,

@@ -28,7 +28,7 @@ class OllamaRoute:
         self._path = path
         self._parse = parse
         self._piece = piece
-        self._side = ModelSide(context.model.name, engine.reply_format, engine.max_context)
+        self._side = ModelSide(context.model.name, engine.reply_format, engine.max_context, engine.sampling)
 
     async def __call__(self, request: Request) -> Response:
         """As lines, or whole."""

@@ -9,6 +9,7 @@ from typing import Any
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import NAMES, only, read_format, read_named, read_structured_outputs
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
@@ -84,10 +85,13 @@ class CompletionCall(Call):
     tokens_by_id: bool
 
 
-def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
+def parse_chat(
+    body: Any, caller: Caller, *, defaults: SamplingDefaults = NOTHING_SAID, strict: bool = False
+) -> ChatCall:
     """Parse the JSON body of a chat; BadRequest names the parameter to change.
 
-    `strict`: what would be left out of the prompt or ignored is refused.
+    `defaults`: what is sampled with if the body does not say. `strict`: what would be left out of the prompt or ignored
+    is refused.
     """
     omissions = Omissions(strict=strict)
     body = chat_parameters(body)
@@ -109,7 +113,7 @@ def parse_chat(body: Any, caller: Caller, *, strict: bool = False) -> ChatCall:
         agent=caller.agent,
         namespace=caller.namespace,
         tools=tools,
-        params=_params(chat, extra),
+        params=_params(chat, extra, defaults),
         reuse=options.reuse,
         parent=caller.parent,
         template_kwargs=template_kwargs(chat.chat_template_kwargs, chat.reasoning_effort),
@@ -147,7 +151,9 @@ def _continued(chat: ChatBody, messages: tuple[Message, ...] | None) -> tuple[tu
     return messages[:-1], messages[-1].content
 
 
-def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> CompletionCall:
+def parse_completion(
+    body: Any, caller: Caller, *, defaults: SamplingDefaults = NOTHING_SAID, strict: bool = False
+) -> CompletionCall:
     """Parse the JSON body of a completion, as `parse_chat` does; one request per prompt."""
     omissions = Omissions(strict=strict)
     asked = validated(CompletionBody, text_parameters(body), omissions=omissions, neutral=TEXT_NEUTRAL)
@@ -161,7 +167,7 @@ def parse_completion(body: Any, caller: Caller, *, strict: bool = False) -> Comp
         "prompt_logprobs": max((num for num in scored if num is not None), default=None),
         "max_tokens": limit or None,
     }
-    params = _params(asked, extra)
+    params = _params(asked, extra, defaults)
     requests = tuple(
         GenerationRequest(
             text=prompt if isinstance(prompt, str) else None,
@@ -220,11 +226,10 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
     }
 
 
-def _params(body: SamplingBody, extra: Mapping[str, Any]) -> SamplingParams:
-    """Build the sampling parameters; those not given keep the defaults of `SamplingParams`."""
+def _params(body: SamplingBody, extra: Mapping[str, Any], defaults: SamplingDefaults) -> SamplingParams:
     given = body.model_dump(include=set(SAMPLING), exclude_none=True)
     given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items())
-    return SamplingParams(**{**given, **extra})
+    return defaults.params("openai", {**given, **extra})
 
 
 def _token_id(key: str) -> int:

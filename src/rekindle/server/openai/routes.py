@@ -36,7 +36,7 @@ class ChatRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
-        call = parse_chat(body, caller, strict=self._context.strict)
+        call = parse_chat(body, caller, defaults=self._context.engine.sampling, strict=self._context.strict)
         self._context.model.require(call.model)
         (request,) = call.requests
         request = steered(
@@ -71,6 +71,6 @@ class CompletionRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[CompletionCall, list[Generation]]:
-        call = parse_completion(body, caller, strict=self._context.strict)
+        call = parse_completion(body, caller, defaults=self._context.engine.sampling, strict=self._context.strict)
         self._context.model.require(call.model)
         return call, submit_all(self._context.engine, call.requests, call.num_choices)

@@ -56,6 +56,7 @@ class Overview(BaseModel):
     version: str
     namespace: str
     block_tokens: int
+    sampling: dict[str, float] = Field(description="what the page's chat is sampled with, unless it says otherwise")
     num_agents: int
     agents: list[OverviewAgent]
 
@@ -76,6 +77,7 @@ def overview_router(engine: Engine, model: ServedModel, history: History) -> API
             "version": __version__,
             "namespace": namespace,
             "block_tokens": engine.spec.layout.block_tokens,
+            "sampling": engine.sampling.named("llama-server"),
             "num_agents": len(infos),
             "agents": [_agent(info, history.of(namespace, info.agent)) for info in shown],
         }

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
+from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_format
 from rekindle.server.answers.steering import ToolChoice, template_kwargs
@@ -66,10 +67,17 @@ class ResponseCall:
         return self.tools.shown if self.tool_choice.kind != "none" else ()
 
 
-def parse_response(body: Any, caller: Caller, lookup: ResponseLookup, *, strict: bool = False) -> ResponseCall:
+def parse_response(
+    body: Any,
+    caller: Caller,
+    lookup: ResponseLookup,
+    *,
+    defaults: SamplingDefaults = NOTHING_SAID,
+    strict: bool = False,
+) -> ResponseCall:
     """Parse a JSON body and look up what it refers to; BadRequest names the parameter to change.
 
-    `strict`: what would be left out of the prompt or ignored is refused.
+    `defaults`: for the sampling that it leaves open. `strict`: what would be left out or ignored is refused.
     """
     omissions = Omissions(strict=strict)
     asked = validated(ResponseBody, body, omissions=omissions, harmless=HARMLESS, neutral=NEUTRAL)
@@ -78,24 +86,22 @@ def parse_response(body: Any, caller: Caller, lookup: ResponseLookup, *, strict:
     items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id)), omissions).read(asked.input)
     history = [item for stored in chain for item in stored.all_items]
     check_outputs(history, items)
-    messages = _messages(asked, [*history, *items])
-    tools = read_tools(asked.tools)
-    _check_repeated(asked.tools, "tools")
-    _check_repeated(asked.tool_choice, "tool_choice")
+    messages, tools = _messages(asked, [*history, *items]), read_tools(asked.tools)
+    _check_repeated(tools=asked.tools, tool_choice=asked.tool_choice)
     choice = read_choice(asked.tool_choice, tools)
-    had_replies = any(message.role == "assistant" for message in messages)
+    echoes = True if chain or all(message.role != "assistant" for message in messages) else None
     request = GenerationRequest(
         messages=messages,
         agent=caller.agent,
         namespace=caller.namespace,
         tools=list(tools.shown) or None,
-        params=_params(asked),
+        params=_params(asked, defaults),
         reuse=options.reuse,
         parent=caller.parent or _parent(caller, chain),
         template_kwargs=_template_kwargs(asked, reasoning),
         constraint=None if choice.is_forced else read_format(asked.text.format if asked.text else None, "text.format"),
         structured=True,
-        echoes_thoughts=True if chain or not had_replies else None,
+        echoes_thoughts=echoes,
         omitted=omissions.all(),
     )
     return ResponseCall(
@@ -137,10 +143,9 @@ def _template_kwargs(asked: ResponseBody, reasoning: Reasoning) -> dict[str, Any
         raise
 
 
-def _params(asked: ResponseBody) -> SamplingParams:
-    """Parameters that were not given keep the defaults of `SamplingParams`."""
+def _params(asked: ResponseBody, defaults: SamplingDefaults) -> SamplingParams:
     given = asked.model_dump(include=set(SAMPLING), exclude_none=True)
-    return SamplingParams(max_tokens=asked.max_output_tokens, **given)
+    return defaults.params("openai", {"max_tokens": asked.max_output_tokens, **given})
 
 
 def _seals(asked: ResponseBody) -> bool:
@@ -158,13 +163,14 @@ def _repeated_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": None, "strict": False, **tool} if tool.get("type") == "function" else tool
 
 
-def _check_repeated(value: Any, name: str) -> None:
-    """BadRequest if the answer could not repeat this as JSON: broken Unicode, or numbers that JSON does not have."""
-    check_json(value, name)
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        raise BadRequest(f"{name}: NaN and Infinity are no JSON: send finite numbers", param=name) from None
+def _check_repeated(**values: Any) -> None:
+    """BadRequest if the answer could not repeat these as JSON: broken Unicode, or numbers that JSON does not have."""
+    for name, value in values.items():
+        check_json(value, name)
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise BadRequest(f"{name}: NaN and Infinity are no JSON: send finite numbers", param=name) from None
 
 
 def _echo(asked: ResponseBody, request: GenerationRequest, reasoning: Reasoning) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class ResponseRoute:
             raise BadRequest("the body is nested too deeply", param="input") from None
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
-        call = parse_response(body, caller, self._responses, strict=self._context.strict)
+        context = self._context
+        call = parse_response(body, caller, self._responses, defaults=context.engine.sampling, strict=context.strict)
         self._context.model.require(call.model)
         form = self._context.engine.reply_format
         request = steered(

@@ -9,6 +9,7 @@ const PATH = "/v1/chat/completions";
 const chats = new Map(Object.entries(JSON.parse(sessionStorage.getItem(KEPT) ?? "{}"))); // agent -> messages, with facts
 let running = null; // {controller, agent}
 let refresh = () => {};
+let sampling = {}; // what replies are drawn with where the person says nothing
 
 const agentField = () => byId("chat-agent");
 const agent = () => agentField().value.trim();
@@ -41,6 +42,12 @@ export function startChat(news) {
 /** Offer the names of agents that there are. */
 export function showNames(agents) {
   keyed(byId("agent-names"), agents.map((each) => each.id).sort(), { key: (id) => id, make: (id) => el("option", { value: id }) });
+}
+
+/** Draw replies with these values, of which the person may change the temperature. */
+export function drawWith(values) {
+  sampling = values;
+  byId("chat-heat").placeholder = values.temperature;
 }
 
 /** Turn to an agent. */
@@ -109,8 +116,9 @@ async function hear(who, said, reply, node) {
     messages: said.filter((each) => each.role !== "error").map(({ facts, ...message }) => message),
     stream: true,
     max_tokens: byId("chat-most").valueAsNumber || 256,
-    temperature: byId("chat-heat").valueAsNumber || 0,
+    ...sampling,
   };
+  if (byId("chat-heat").value) body.temperature = byId("chat-heat").valueAsNumber;
   const began = performance.now();
   let first = null;
   const options = { body, headers: { "X-Agent-ID": encodeURIComponent(who) }, signal: running.controller.signal };

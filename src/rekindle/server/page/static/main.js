@@ -2,7 +2,7 @@
 
 import { Refused, Unreachable, ask, hasKey, keepKey } from "./api.js";
 import { showAgents } from "./agents.js";
-import { startChat, showNames } from "./chat.js";
+import { drawWith, startChat, showNames } from "./chat.js";
 import { byId, say } from "./dom.js";
 import { counted } from "./words.js";
 import { showMisses } from "./misses.js";
@@ -68,6 +68,7 @@ async function look() {
   byId("agents-view").hidden = view !== "agents";
   byId("sessions-view").hidden = view !== "sessions";
   showNames(overview.agents);
+  drawWith(overview.sampling);
   if (view === "agents") {
     showAgents(overview);
     showSharing(overview);
