@@ -14,6 +14,7 @@ from rekindle.analyze.shapes import Logged, moment, read_entry
 from rekindle.errors import BadRequest, ConfigError
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import fit
 from rekindle_pocket import MODEL_DIR
 
 NOON = 1_700_000_000.0
@@ -143,7 +144,7 @@ def test_what_is_no_time_is_none(value: Any) -> None:
 
 
 def reader() -> BodyReader:
-    return BodyReader(PromptEncoder.from_dir(MODEL_DIR))
+    return BodyReader(*fit(PromptEncoder.from_dir(MODEL_DIR)))
 
 
 def read(body: dict[str, Any], **around: Any) -> LoggedPrompt:

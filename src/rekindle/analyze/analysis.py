@@ -27,6 +27,7 @@ from rekindle.matching.explain import Explanation
 from rekindle.text.growth import TemplateGrowth, analyse_growth
 from rekindle.text.normalise import normalise
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import fit
 
 UNDATED = datetime(2024, 1, 31, 12)  # the template's clock for requests without a time
 MAX_LINES = 10_000  # distinct lines that cause recomputation
@@ -152,7 +153,7 @@ class Analyser:
     ) -> None:
         self._log = log
         self._now = UNDATED
-        self._encoder = PromptEncoder.from_dir(directory, clock=lambda: self._now)
+        self._encoder, self._form = fit(PromptEncoder.from_dir(directory, clock=lambda: self._now))
         self._max_bytes = max_bytes
         self._progress = progress
         self._volatile = _Volatile()
@@ -196,7 +197,7 @@ class Analyser:
         self, memory: Memory, analysis: Analysis | None = None
     ) -> Iterator[tuple[tuple[str, str], Logged, LoggedPrompt, Reuse]]:
         """Yield every request that can be rendered, in order, with its place and conversation."""
-        reader, conversations = BodyReader(self._encoder), Conversations()
+        reader, conversations = BodyReader(self._encoder, self._form), Conversations()
         for serial, (place, logged) in enumerate(self._log):
             self._now = (
                 UNDATED if logged.at_s is None else datetime.fromtimestamp(logged.at_s, UTC).replace(tzinfo=None)

@@ -35,7 +35,7 @@ from rekindle.server.responses.stored import StoredResponse
 from rekindle.text.messages import Message, map_strings, normalise_messages, sound
 from rekindle.text.omissions import Omissions
 from rekindle.text.prompt import PromptEncoder
-from rekindle.text.replies import find_reply_format
+from rekindle.text.replies import ReplyFormat
 
 MAX_STORED_RESPONSES = 2_048  # responses that later bodies may continue
 _ANONYMOUS = Caller()
@@ -54,8 +54,8 @@ class LoggedPrompt:
 class BodyReader:
     """Reads the bodies of one log in order; a response may continue an earlier one of the log."""
 
-    def __init__(self, encoder: PromptEncoder) -> None:
-        self._side = ModelSide(find_reply_format(encoder), find_habits(encoder))
+    def __init__(self, encoder: PromptEncoder, form: ReplyFormat) -> None:
+        self._side = ModelSide(form, find_habits(encoder))
         self._responses = _LoggedResponses()
 
     def read(self, logged: Logged) -> LoggedPrompt:

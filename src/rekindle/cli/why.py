@@ -87,6 +87,8 @@ def request_lines(request: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  not shown: {each['kind']} at {each['param']}{times}{line}"
     if request.get("ignored"):
         yield f"  ignored, as nothing here knows them: {_shown(', '.join(request['ignored']))}"
+    if request.get("generic_tools"):
+        yield "  the model's template has no tools: they were described in the prompt, in a form that is Rekindle's own"
     if request["reuse"] == "off":
         yield "  reuse was off, as the request specified"
     elif request["explanation"] is not None:

@@ -54,7 +54,7 @@ from rekindle.store.writer import OnSaved
 from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
-from rekindle.text.replies import ReplyFormat, find_reply_format
+from rekindle.text.replies import ReplyFormat, fit
 
 if TYPE_CHECKING:
     from rekindle.backend.client import Backend
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+GENERIC_TOOLS = "tools: the template has none; they are described in the prompt, and a grammar binds their calls"
 BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for cached breakpoints
 
 
@@ -133,8 +134,8 @@ def assembled(settings: Settings, computing: Computing, started: dict[str, float
     tier: ObjectTier | None = None
     try:
         tier = open_tier(settings, store, spec)
-        form = find_reply_format(computing.encoder)
-        encoder = computing.encoder.bounded(computing.max_context)
+        encoder, form = fit(computing.encoder)
+        encoder = encoder.bounded(computing.max_context)
         renderer = Renderer(encoder, form, settings.prompt.kinds(), headings=settings.prompt.tail_heading)
         inputs = _Inputs(settings, computing, encoder, form, renderer, store, refused, tier)
         components = _connect(inputs, started)
@@ -168,6 +169,7 @@ def _connect(inputs: _Inputs, started: dict[str, float]) -> Components:
             *computing.notes,
             *computing.sampling.notes,
             f"template: {analyse_growth(encoder.template).summary()}",
+            *(() if encoder.tools_in_text is None else (GENERIC_TOOLS,)),
         ),
         sampling=computing.sampling,
         promise=computing.promise,

@@ -124,6 +124,7 @@ class Request:
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # one for each breakpoint
     taken_out: tuple[TakenOut, ...] = ()
     omitted: Omitted = NOTHING_OMITTED
+    generic_tools: bool = False  # see Report
     is_reuse_known: bool = True  # another server that computes may not say what it reused
     resumes: bool = False  # it continues an unfinished request of the agent
     cancelled: threading.Event = field(default_factory=threading.Event)

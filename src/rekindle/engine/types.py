@@ -137,7 +137,7 @@ class Report:
 
     `breakpoint_tokens` are the prompt tokens before each of the request's breakpoints, `marked_tokens` those before the
     last one in the prompt. `normalised`: what was removed from it; `left_out`: parts that a text model cannot see;
-    `ignored`: parameters that are not known here.
+    `ignored`: parameters that are not known here; `generic_tools`: the template has no tools, so they are in the text.
     """
 
     outcome: Outcome
@@ -157,6 +157,7 @@ class Report:
     breakpoint_tokens: tuple[int, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     ignored: tuple[str, ...] = ()
+    generic_tools: bool = False
 
     def __post_init__(self) -> None:
         assert self.reused_tokens == self.hot_tokens + self.warm_tokens, self

@@ -23,6 +23,7 @@ from rekindle.model.checkpoint import Source
 from rekindle.simulate.trace import LOG, Trace, TraceBuilder, TraceOptions
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.replies import fit
 
 MAX_NOTES = 5
 
@@ -67,8 +68,8 @@ class _Reading:
 
     def __init__(self, directory: Path) -> None:
         self._now = UNDATED
-        encoder = PromptEncoder.from_dir(directory, clock=lambda: self._now)
-        self._reader = BodyReader(encoder)
+        encoder, form = fit(PromptEncoder.from_dir(directory, clock=lambda: self._now))
+        self._reader = BodyReader(encoder, form)
         self._conversations = Conversations()
         self._memory = Memory(encoder, Handling(PromptSettings().kinds()))
         self.prompts: dict[int, _Prompt] = {}

@@ -29,6 +29,7 @@ from rekindle.text.messages import Message, check_json, check_text, map_strings,
 from rekindle.text.splitters import PIECE_BYTES
 from rekindle.text.template import ChatTemplate, read_config, special_token_names
 from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
+from rekindle.text.tools_text import ToolsInText
 from rekindle.text.vocabulary import CODE_BYTES, MARK, Vocabulary, control_code, control_id, on_boundary
 
 ForTemplate = Callable[[str, Callable[[str], str]], Any]  # of arguments, with what is applied to every string
@@ -59,6 +60,7 @@ class PromptEncoder:
         self.controls = ControlTokens(controls)
         self.digest = file.digest
         self.bound: PromptBound | None = None
+        self.tools_in_text: ToolsInText | None = None
         self.tokenizer = TextTokenizer(file, controls)
         self._leading = _leading_ids(file, config, self.controls)
 
@@ -73,6 +75,12 @@ class PromptEncoder:
         encoder = copy.copy(self)
         longest = max(self.vocabulary.longest, *(len(token.content.encode()) for token in self.controls.tokens), 1)
         encoder.bound = PromptBound(max_context, longest)
+        return encoder
+
+    def with_tools_in_text(self, tools: ToolsInText) -> PromptEncoder:
+        """Return the same encoder for a template that has no place for tools."""
+        encoder = copy.copy(self)
+        encoder.tools_in_text = tools
         return encoder
 
     @property
@@ -113,6 +121,8 @@ class PromptEncoder:
         if self.bound is not None:
             self.bound.check_messages(messages, tools)
         check_json(tools, "tools")
+        if self.tools_in_text is not None:
+            messages, tools = self.tools_in_text.written(messages, tools), None
         values = {name: map_strings(value, guard) for name, value in template_kwargs.items()}
 
         def rendered(asked: Sequence[Message], arguments: ForTemplate = arguments_for_template) -> str:

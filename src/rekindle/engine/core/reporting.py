@@ -106,6 +106,7 @@ def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
         breakpoint_tokens=request.breakpoint_tokens,
         left_out=request.omitted.left_out,
         ignored=request.omitted.ignored,
+        generic_tools=request.generic_tools,
     )
 
 

@@ -35,5 +35,6 @@ class RekindleReport(OpenModel):
     left_out: list[dict[str, Any]] = Field(default=[], description="what a text model cannot see of the prompt")
     ignored: list[str] = Field(default=[], description="parameters that are not known here")
     broken_calls: list[str] = Field(default=[], description="tools whose calls are not whole: their JSON is not valid")
+    generic_tools: bool = Field(default=False, description="the template has no tools: they are in the prompt's text")
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None

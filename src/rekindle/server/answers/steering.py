@@ -81,8 +81,8 @@ def steered(
 
     `params`: the dialect's names for tools and tool choice. `strict`: the tools whose arguments must be what their
     schema says, each with the schema's place in the request; the arguments of a forced call are, where that can be
-    enforced. BadRequest if the format of this model's calls is unknown, if a call cannot be forced or forbidden, or if
-    there is no such tool.
+    enforced. BadRequest if the model has no template, if a call cannot be forced or forbidden, or if there is no such
+    tool.
     """
     tools, asked = params
     if choice.kind == "none" or not (tool_names or choice.is_forced):
@@ -96,13 +96,12 @@ def steered(
         what = f"there is no tool {unknown[0][:100]!r} in {tools}" if unknown else "name at least one tool"
         raise BadRequest(f"{asked}: {what}", param=asked)
     if form.tools is None:
-        message = (
-            f"{tools}: the format of this model's tool calls is not supported: leave {tools} out, or set {asked} to "
-            "none and read the reply as text"
-        )
+        message = f"{tools}: this model has no chat template that could show them: leave {tools} out"
         raise BadRequest(message, param=tools)
-    calls = _calls(request, choice, strict, tools, parallel=parallel)
-    if form.tools.layout is None:
+    layout = form.tools.layout
+    binds = layout is not None and layout.exact and not (request.params.min_tokens or request.params.ignore_eos)
+    calls = _calls(request, choice, strict, tools, parallel=parallel, binds=binds)
+    if layout is None:
         if choice.allowed is not None and choice.name is None:
             message = (
                 f"{asked}: tools cannot be forbidden with this model's calls: send those that are allowed as {tools}"
@@ -119,16 +118,25 @@ def steered(
 
 
 def _calls(
-    request: GenerationRequest, choice: ToolChoice, strict: Mapping[str, str], tools: str, *, parallel: bool
+    request: GenerationRequest,
+    choice: ToolChoice,
+    strict: Mapping[str, str],
+    tools: str,
+    *,
+    parallel: bool,
+    binds: bool,
 ) -> Calls:
-    """Return the calls that a reply may have; without tools, where any call of any tool will do."""
-    if not (choice.is_forced or strict or choice.allowed is not None):
+    """Return the calls that a reply may have; without tools, where any call of any tool will do.
+
+    `binds`: the model was not trained on the form of its calls, so none of them is left to it alone.
+    """
+    if not (choice.is_forced or strict or choice.allowed is not None or binds):
         return Calls((), parallel=parallel)
     functions = [tool["function"] for tool in request.tools or ()]
     called = tuple(
         CalledTool(
             function["name"],
-            function.get("parameters") if choice.is_forced or function["name"] in strict else None,
+            function.get("parameters") if choice.is_forced or binds or function["name"] in strict else None,
             is_strict=function["name"] in strict,
             param=strict.get(function["name"], tools),
         )

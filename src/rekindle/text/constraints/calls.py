@@ -18,6 +18,7 @@ TEXT = "/(?s:.)*/"
 BLANK = "/[ \\t\\r\\n]/"
 BLANKS = "/[ \\t\\r\\n]{0,8}/"
 DELETE = "\x7f"  # which the notation does not take as it is
+EXACT_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _CALL_ID = r'/,[ ]?"id":[ ]?"[\w\-]{1,64}"/'
 Pieces = Callable[[str], Sequence[str | int]]  # structured text -> texts and ids of control tokens
 
@@ -57,10 +58,22 @@ class ArgumentRules:
     grammars: Mapping[str, Mapping[str, Any]]
 
 
-def json_arguments(index: int, grammar: Mapping[str, Any]) -> ArgumentRules:
-    """Return the arguments of tool `index` as JSON of this grammar."""
+def json_arguments(index: int, grammar: Mapping[str, Any], *, blanks: str = BLANKS) -> ArgumentRules:
+    """Return the arguments of tool `index` as JSON of this grammar, after `blanks`."""
     name = f"arguments_{index}"
-    return ArgumentRules(f"{BLANKS} @{name}", (), {name: grammar})
+    return ArgumentRules(f"{blanks} @{name}", (), {name: grammar})
+
+
+def exact_arguments(index: int, grammar: Mapping[str, Any]) -> ArgumentRules:
+    """Return the same with the blanks that `json.dumps` writes and no others: a client that parses arguments sends
+    them back as they were."""
+    schema = grammar["json_schema"]
+    schema = {**schema, "x-guidance": {**_kept(schema["x-guidance"]), **EXACT_OPTIONS}}
+    return json_arguments(index, {"json_schema": schema}, blanks='" "')
+
+
+def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "whitespace_pattern"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +121,9 @@ class CallRules:
         whole = f"begun {self._loose(head.removeprefix(opened))} named further"
         other = " | tagged named further" if tag else ""
         return [
-            f"start: {thought} ({whole}{other})* {TEXT}",
+            f"start: {thought} ({whole}{other} | {TEXT})"
+            if self.layout.exact
+            else f"start: {thought} ({whole}{other})* {TEXT}",
             f"begun[suffix={literal(opened)}]: {TEXT}",  # the shortest: no other text goes past the mark
             *([f"tagged[suffix={literal(tag)}]: {TEXT}"] if tag else []),
             *self._shared(),
@@ -144,5 +159,7 @@ class CallRules:
 
     def _loose(self, text: str) -> str:
         """Return structured text as terms, with any blanks where it has some."""
+        if self.layout.exact:
+            return terms(text, self.pieces)
         parts = re.split(r"\s+", text)
         return f" {BLANKS} ".join(terms(part, self.pieces) for part in parts)

@@ -18,6 +18,7 @@ from rekindle.text.constraints.calls import (
     CallRules,
     Pieces,
     any_but,
+    exact_arguments,
     first_token,
     json_arguments,
     literal,
@@ -136,11 +137,9 @@ class ReplyGrammar:
         layout = self._layout
         if calls is None or not calls.tools or layout is None or self.form.tools is None:
             return None
-        tags = layout.tags
+        tags, in_json = layout.tags, exact_arguments if layout.exact else json_arguments
         rules = [
-            json_arguments(index, grammar)
-            if tags is None
-            else tagged_arguments(index, grammar, tags, self.pieces, self.ends)
+            in_json(index, grammar) if tags is None else tagged_arguments(index, grammar, tags, self.pieces, self.ends)
             for index, grammar in enumerate(arguments)
         ]
         return CallRules(calls, rules, layout, self.form.tools.marks, self.pieces, self.ends)

@@ -5,9 +5,9 @@
 *Structured text* is what a reader sees, and of the tokens flagged special those that are marks of the model's form:
 each as a guard (U+FDD0) and its content. No model can generate the guard, so look-alike text is never such a mark.
 
-The format of a model's replies is found by rendering (`find_reply_format`), not by its name. Malformed output is text,
-never an error. A scan for each form of calls: `envelope`, `named`, `tagged`, `keyed`, `pythonic`; replies in channels:
-`channels`.
+The format of a model's replies is found by rendering (`find_reply_format`), not by its name; where a template has no
+calls, `generic` has a form for them (`fit`). Malformed output is text, never an error. A scan for each form of calls:
+`envelope`, `named`, `tagged`, `keyed`, `pythonic`; replies in channels: `channels`.
 """
 
 from rekindle.text.replies.answer_stops import AnswerStream
@@ -24,6 +24,7 @@ from rekindle.text.replies.events import (
     new_call_id,
 )
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
+from rekindle.text.replies.generic import fit
 from rekindle.text.replies.probes import find_reply_ends, find_reply_format
 from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by
 
@@ -45,6 +46,7 @@ __all__ = [
     "begin_reply",
     "find_reply_ends",
     "find_reply_format",
+    "fit",
     "new_call_id",
     "opened_by",
 ]

@@ -31,13 +31,14 @@ _TAG = f"{GUARD}<|python_tag|>"  # some models write it before bare calls, their
 @dataclass(frozen=True, slots=True)
 class EnvelopeForm:
     """Calls as JSON objects; `name_key` and `key` are those of the name and of the arguments; `blank` is what the
-    template puts after the opening mark.
+    template puts after the opening mark. `exact` as in a `CallLayout`.
     """
 
     marks: CallMarks = HERMES
     key: str = "arguments"
     blank: str = "\n"
     name_key: str = "name"
+    exact: bool = False
 
     def opening(self, name: str | None) -> str:
         """How a call begins, up to its arguments or its name."""
@@ -52,7 +53,8 @@ class EnvelopeForm:
         middle, tail = f'", "{self.key}":', f"}}{self.blank}{marks.close}"
         if listed:
             return CallLayout(f"{begin}[", head, middle, "}", ", ", f"]{marks.close}", has_id=True, escape=escaped)
-        return CallLayout("", begin + head, middle, tail, "\n" if marks.open else "", escape=escaped)
+        joint = "\n" if marks.open else ""
+        return CallLayout("", begin + head, middle, tail, joint, only_one=self.exact, exact=self.exact, escape=escaped)
 
     def new_scan(self, tools: Sequence[Any]) -> Callable[[], CallScan]:
         """Return a factory of scans, one per call."""

@@ -107,7 +107,7 @@ class CallLayout:
     `begin`, then a call, then further ones after a `joint` each, then `end`. A call is `head`, the name with `escape`,
     `middle`, its arguments and `tail`; after the name comes an id after `id_mark`, or with `number` a number, after the
     arguments with `has_id` a member with an id. Blanks are where the template has them. `only_one`: the reply ends with
-    its first call.
+    its first call. `exact`: it ends with its call, and blanks are those of the layout, with one before the arguments.
     """
 
     begin: str
@@ -120,6 +120,7 @@ class CallLayout:
     number: bool = False
     has_id: bool = False
     only_one: bool = False
+    exact: bool = False
     tags: Tags | None = None
     escape: Callable[[str], str] = str
 
