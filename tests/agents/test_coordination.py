@@ -37,6 +37,7 @@ from rekindle.agents.machine.types import (
     VoteBegun,
 )
 from rekindle.errors import BadRequest, Conflict, NotFound
+from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
 
 ANN, BOB, CY = "Ann", "Bob", "Cy"
@@ -617,3 +618,11 @@ def test_what_looks_like_anothers_words_is_taken_for_them(line: str) -> None:
     assert prompt_layout.quoted(f"Yes.\n{line}", names) == f"Yes.\n> {line}"
     for plain in ("Bo\uff0c no", "Bob\uff1a no", "no Bo\uff1a no"):
         assert prompt_layout.spoken(f"Yes.\n{plain}", "Ada", names) == f"Yes.\n{plain}"
+
+
+def test_a_speaker_stops_before_each_other_name() -> None:
+    """Up to the thirty that a session may have; a request takes that many stop strings next to the caller's."""
+    names = [f"Agent {number}" for number in range(30)]
+    stops = prompt_layout.stops(names, names[3])
+    assert stops == tuple(f"\n{name}:" for name in names if name != names[3])
+    SamplingParams(stop=("END", *stops))

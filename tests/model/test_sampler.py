@@ -48,7 +48,7 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
         ({"seed": 1 << 63}, "seed"),
         ({"seed": "1"}, "seed"),
         ({"stop": ("",)}, "stop"),
-        ({"stop": tuple("abcdefghi")}, "stop"),
+        ({"stop": tuple(map(str, range(65)))}, "stop"),
         ({"min_p": 1.1}, "min_p"),
         ({"min_p": "0.1"}, "min_p"),
         ({"presence_penalty": 2.1}, "presence_penalty"),

@@ -14,7 +14,10 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits
+from rekindle.server.coordination.bodies import SamplingOptions, sampling_of
 from rekindle.server.gate.caller import Caller
+from rekindle.server.ollama.calls import ModelSide as OllamaSide
+from rekindle.server.ollama.calls import parse_chat as ollama_chat
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.stored import StoredResponses
@@ -22,6 +25,7 @@ from rekindle.text.replies import ReplyFormat
 
 SAID = [{"role": "user", "content": "Hi"}]
 SIDE = ModelSide(ReplyFormat(), TemplateHabits(takes_late_system=True))
+OLLAMA = OllamaSide("m", ReplyFormat(), 4096)
 
 # Accepted in silence: the value is what happens anyway, or the parameter names, bills or routes.
 NEUTRAL: dict[str, list[Any]] = {
@@ -305,3 +309,19 @@ def test_a_last_message_can_be_continued(last: dict[str, Any]) -> None:
     for wrong in ({**last, "tool_calls": [{"function": {"name": "f"}}]}, {**last, "reasoning_content": "Hm."}):
         with pytest.raises(BadRequest, match="text only"):
             parse_chat({**body, "messages": [*SAID, {"role": "assistant", "content": "x", **wrong}]}, Caller())
+
+
+def test_stop_strings_by_the_dozen() -> None:
+    """Clients of completions send one for each heading of their prompt."""
+    stops = [f"\n## {number}" for number in range(64)]
+    ollama = ollama_chat({"messages": SAID, "options": {"stop": stops}}, Caller(), OLLAMA).request
+    assert ollama is not None
+    asked = [chat(stop=stops), text(stop=stops), messages(stop_sequences=stops), ollama]
+    assert [request.params.stop for request in asked] == [tuple(stops)] * 4
+    session = sampling_of(SamplingOptions(stop=stops))
+    assert session is not None and session["stop"] == tuple(stops)
+    for ask in (chat, text):
+        with pytest.raises(BadRequest, match="stop must be at most 64"):
+            ask(stop=[*stops, "more"])
+    with pytest.raises(BadRequest, match="stop_sequences"):
+        messages(stop_sequences=[*stops, "more"])

@@ -13,7 +13,7 @@ from typing import TypedDict
 from rekindle.errors import BadRequest
 
 LEAST_REPETITION = 0.01  # scores are divided by it: a smaller one makes infinities of them
-MAX_STOPS = 8
+MAX_STOPS = 64  # clients of completions send a dozen; each is searched in every piece of a reply
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20

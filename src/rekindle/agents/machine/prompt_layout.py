@@ -14,7 +14,6 @@ from rekindle.agents.machine.types import Entry, Participant, Plan
 from rekindle.text.messages import Message
 
 HOW = 'What others say reaches you as "Name: words". Answer with your own words only, without a name in front of them.'
-MOST_STOPS = 8  # that a request may have
 _BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"  # characters that may start a new line
 # Soft hyphens, joiners and marks of direction: they change what a line looks like and show nothing themselves.
 _UNSEEN = "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
@@ -76,8 +75,8 @@ def _written(name: str) -> str:
 
 
 def stops(names: Iterable[str], name: str) -> tuple[str, ...]:
-    """Return stop strings for a reply that continues as another name; `spoken` cuts at names beyond MOST_STOPS."""
-    return tuple(f"\n{other}:" for other in names if other != name)[:MOST_STOPS]
+    """Return stop strings for a reply that continues as another name; `spoken` cuts at what they do not find."""
+    return tuple(f"\n{other}:" for other in names if other != name)
 
 
 def messages(system: str, context: Sequence[Entry], *, partial: Entry | None = None) -> tuple[Message, ...]:
