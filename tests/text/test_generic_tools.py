@@ -137,6 +137,15 @@ def test_several_results_are_one_message() -> None:
     assert text.count("<tool_response") == 2 and text.count("<|start|>user") == 2
 
 
+def test_a_result_has_a_name_only_if_it_is_known() -> None:
+    encoder, _ = fitted(PLAIN)
+    calls = tuple(ToolCall(None, name, "{}") for name in ("look", "add"))
+    messages = [Message("user", "Look."), Message("assistant", "", tool_calls=calls), Message("tool", "Dust.")]
+    assert "<tool_response>\nDust." in encoder.readable(encoder.render_chat(messages, TOOLS).key)
+    named = [*messages[:2], Message("tool", "Dust.", name="look")]
+    assert '<tool_response name="look">\nDust.' in encoder.readable(encoder.render_chat(named, TOOLS).key)
+
+
 def read(form: ReplyFormat, text: str) -> ParsedReply:
     said, stream = ParsedReply(), ReplyStream(form, tools=TOOLS)
     for event in [*(event for sign in text for event in stream.push(sign)), *stream.finish()]:

@@ -39,9 +39,9 @@ class ToolsInText:
     def written(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
         """Return a conversation without tools, calls and results, whose text has them."""
         found: list[Message] = []
-        names: dict[str | None, str] = {}
+        names: dict[str, str] = {}
         for message in messages:
-            names |= {call.id: call.name for call in message.tool_calls}
+            names |= {call.id: call.name for call in message.tool_calls if call.id is not None}
             if message.role != "tool":
                 found.append(self._with_calls(message) if message.tool_calls else message)
             elif found and found[-1].role == "tool":
@@ -70,8 +70,8 @@ def _function(tool: Any) -> Any:
     return tool.get("function", tool) if isinstance(tool, Mapping) else tool
 
 
-def _result(message: Message, names: dict[str | None, str]) -> str:
+def _result(message: Message, names: Mapping[str, str]) -> str:
     """One result between its marks, with the name of the tool if it is known: several may come at once."""
-    name = message.name or names.get(message.tool_call_id)
+    name = message.name or names.get(message.tool_call_id or "")
     of = f" name={json.dumps(name, ensure_ascii=False)}" if name else ""
     return f"<tool_response{of}>\n{message.content}\n</tool_response>"
