@@ -47,7 +47,7 @@ export function showNames(agents) {
 /** Draw replies with these values, of which the person may change the temperature. */
 export function drawWith(values) {
   sampling = values;
-  byId("chat-heat").placeholder = values.temperature;
+  byId("chat-heat").placeholder = values.temperature ?? 1;
 }
 
 /** Turn to an agent. */
