@@ -129,5 +129,5 @@ def test_errors_are_the_clients_exceptions(scripted: Served, stream: bool) -> No
     with pytest.raises(anthropic.NotFoundError):
         asked(model(scripted, model="gpt-9"), [HumanMessage("talk")], stream=stream)
     with pytest.raises(anthropic.BadRequestError) as caught:
-        asked(model(scripted, stop_sequences=["a"] * 9), [HumanMessage("talk")], stream=stream)
+        asked(model(scripted, stop_sequences=["a"] * 65), [HumanMessage("talk")], stream=stream)
     assert "stop_sequences" in str(caught.value)
