@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -279,15 +280,15 @@ def test_an_error_behind_the_head_comes_as_an_event(scripted: Served, tmp_path: 
     assert not isinstance(caught.value, openai.APIStatusError)
 
 
-def test_a_model_that_writes_no_calls_says_so(served: Served, tmp_path: Any, scripted: Served) -> None:
+def test_a_model_without_a_template_says_so_where_tools_are_sent(tmp_path: Path) -> None:
     other = tmp_path / "model"
     write_scripted_model(other)
-    (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<|talk|>")
+    (other / "chat_template.jinja").unlink()
     with serving(model=other, store=tmp_path / "store", threads=1, hot_bytes="64MiB") as plain:
-        with pytest.raises(openai.BadRequestError, match="tool_choice to none") as caught:
+        with pytest.raises(openai.BadRequestError, match="no chat template") as caught:
             ask(plain, say("talk"), tools=TOOLS)
         assert caught.value.param == "tools"
-        assert ask(plain, say("talk"), tools=TOOLS, tool_choice="none").choices[0].message.content
+        assert plain.engine.reply_format.tools is None
 
 
 THOUGHT, ANSWER = "Lamps weigh little.", "A feather weighs less."
