@@ -80,7 +80,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     ("flags", "named"),
     [
         ({"hot_byte": 1}, "did you mean hot_bytes"),
-        ({"kv": "int8"}, "kv: must be one of auto, q4h, bf16, fp32"),
+        ({"kv": "int8"}, "kv: must be one of auto, q4h, q8h, bf16, fp32, q4h/q8h"),
         ({"port": "many"}, "port: must be int"),
         ({"port": 70000}, "port must be from 0 to 65535, not 70000"),
         ({"port": 10**30}, "port must be from 0 to 65535, not 1000"),
@@ -255,7 +255,7 @@ def test_what_is_no_finite_number_is_refused_from_the_library_too() -> None:
         (CacheSettings, {"reuse": "never"}, "reuse: must be one of on, off, not 'never'"),
         (CacheSettings, {"block_tokens": 64.0}, "block_tokens: must be int, not 64.0"),
         (ModelSettings, {"model": Path("/tmp")}, "model: must be a text, not "),
-        (ModelSettings, {"kv": 4}, "kv: must be one of auto, q4h, bf16, fp32, not 4"),
+        (ModelSettings, {"kv": 4}, "kv: must be one of auto, q4h, q8h, bf16, fp32, q4h/q8h, q8h/q4h, "),
         (PromptSettings, {"normalise": ["tools"]}, "normalise: must be a text, not a list"),
         (EngineSettings, {"check_when_idle": 1}, "check_when_idle: must be true or false, not 1"),
         (ServerSettings, {"public_host": "llm.example"}, "public_host: must be a tuple of texts, not 'llm.example'"),

@@ -7,12 +7,13 @@ together, then one part per window size, then the state of recurrent layers afte
 parts other than the first only where a resume point needs them. The payload of a part is the same in memory, in flight
 and on disk:
 
-    layer 0: | K codes | K scales | V codes | V scales |   layer 1: | ...      (q4h)
+    layer 0: | K codes | K scales | V codes | V scales |   layer 1: | ...      (q4h, q8h)
              | K               | V               |                             (native)
              | tensor 0 | tensor 1 | ...                                       (state)
 
-every section starting at a multiple of 64 bytes. Shapes, per layer: codes u32 [head][token][dim/8], scales u8
-[head][token][dim/group], native [head][token][dim]; of states as the model has them.
+every section starting at a multiple of 64 bytes. Shapes, per layer: codes u32 [head][token][dim/8] of q4h, i8
+[head][token][dim] of q8h, scales u8 [head][token][dim/group], native [head][token][dim]; of states as the model has
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
-Format = Literal["q4h", "bf16", "fp16", "fp32", "fp64"]
+CodedFormat = Literal["q4h", "q8h"]
+Format = Literal["q4h", "q8h", "bf16", "fp16", "fp32", "fp64"]
+CODED: tuple[CodedFormat, ...] = ("q4h", "q8h")  # rotated, and cut into groups of codes that share a scale
 NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 FORMAT_VERSION = 1
 SECTION_ALIGN = 64
@@ -37,9 +40,9 @@ def rotation_size(dim: int) -> int:
     return dim & -dim
 
 
-def group_size(kind: Literal["k", "v"], dim: int) -> int:
-    """Codes that share one scale: 16 for K; for V 32 where it divides the head dimension, else 16."""
-    return 32 if kind == "v" and dim % 32 == 0 else 16
+def group_size(kind: Literal["k", "v"], dim: int, fmt: Format = "q4h") -> int:
+    """Codes that share one scale: 32 where it divides the head dimension, else 16; of K in q4h always 16."""
+    return 32 if dim % 32 == 0 and (kind == "v" or fmt == "q8h") else 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,12 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         for dim, fmt in ((self.k_dim, self.k_format), (self.v_dim, self.v_format)):
-            if fmt == "q4h" and dim % 16:
-                raise ValueError(f"layer {self.index}: q4h needs a head size divisible by 16, not {dim}")
-        if self.latent and self.v_format == "q4h":
-            raise ValueError(f"layer {self.index}: queries of a rotary key are not rotated, so it is not kept in q4h")
+            if fmt in CODED and dim % 16:
+                raise ValueError(f"layer {self.index}: {fmt} needs a head size divisible by 16, not {dim}")
+        if self.latent and self.v_format in CODED:
+            raise ValueError(
+                f"layer {self.index}: queries of a rotary key are not rotated, so it is not kept in {self.v_format}"
+            )
 
     @property
     def q_dim(self) -> int:
@@ -105,7 +110,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A typed range of a part's payload; `shape` without the block axis, `dtype` one of u32 u8 bf16 fp16 fp32 fp64."""
+    """A typed range of a part's payload; `shape` without the block axis, `dtype` u32, i8, u8 or a native format."""
 
     offset: int
     num_bytes: int
@@ -115,7 +120,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class LayerSections:
-    """Where one layer's K and V lie: `(codes, scales)` for q4h, `(values,)` for native formats."""
+    """Where one layer's K and V lie: `(codes, scales)` for q4h and q8h, `(values,)` for native formats."""
 
     k: tuple[Section, ...]
     v: tuple[Section, ...]
@@ -222,8 +227,9 @@ class KVLayout:
         self, kind: Literal["k", "v"], heads: int, dim: int, fmt: Format, offset: int
     ) -> tuple[tuple[Section, ...], int]:
         rows = (heads, self.block_tokens)
-        if fmt == "q4h":
-            wanted = [((*rows, dim // CODES_PER_WORD), "u32", 4), ((*rows, dim // group_size(kind, dim)), "u8", 1)]
+        if fmt in CODED:
+            codes = ((*rows, dim // CODES_PER_WORD), "u32", 4) if fmt == "q4h" else ((*rows, dim), "i8", 1)
+            wanted = [codes, ((*rows, dim // group_size(kind, dim, fmt)), "u8", 1)]
         else:
             wanted = [((*rows, dim), str(fmt), NATIVE_BYTES[fmt])]
         sections = []

@@ -14,6 +14,7 @@ from rekindle.kernels import library
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena
+from rekindle.kv.coded import round_trip
 from tests.bridge.backends import BACKENDS, Backend, backend
 
 NUM_BLOCKS, LAYERS, RECORD = 12, 2, 64
@@ -95,7 +96,7 @@ def test_records_in_4_bits_hold_our_codes_and_come_back_rotated(dtype: str, dim:
         for sections, values, group in ((view.k, k, 16), (view.v, v, 32 if dim % 32 == 0 else 16)):
             words, scales, _ = q4h.encode(q4h.rotate(values), group)
             assert torch.equal(sections[0][0], words) and torch.equal(sections[1][0], scales)
-        expected.append((q4h.round_trip(k, "k"), q4h.round_trip(v, "v")))
+        expected.append((round_trip(k, "k"), round_trip(v, "v")))
     engine.codec.decode([[5], [6]])
     for made, (k, v) in zip(engine.backends, expected, strict=True):
         values = learn(made.cache, made.shape, made.write)

@@ -20,7 +20,8 @@ from tests.exactness.rig import BLOCK_TOKENS, Rig
 from tests.exactness.tiers import import_all, tier_of
 
 FORMATS = ("native", "q4h")
-EVERY = pytest.mark.parametrize(("kind", "kv"), [(kind, kv) for kind in KINDS for kv in FORMATS])
+IN_BYTES = [("llama", "q8h/q4h"), ("gemma3", "q8h")]
+EVERY = pytest.mark.parametrize(("kind", "kv"), [*((kind, kv) for kind in KINDS for kv in FORMATS), *IN_BYTES])
 NEW = 6
 
 

@@ -1,8 +1,9 @@
-"""Makes the two golden files of Q4H from its definition, in plain Python with exact arithmetic: no code is shared.
+"""Makes the golden files of Q4H and Q8H from their definitions, in plain Python with exact arithmetic, sharing no code.
 
-    python tests/kv/golden.py         writes golden_codes.json and golden_rotation.json beside itself
+    python tests/kv/golden.py         writes golden_codes.json, golden_bytes.json and golden_rotation.json here
 
 golden_codes.json      rotated fp32 vectors (hex, little-endian) and the bytes of their words and scales, bit for bit
+golden_bytes.json      the same of Q8H, whose codes are bytes
 golden_rotation.json   vectors x (hex fp32) and their rotations computed by the definition in exact fractions
 """
 
@@ -56,6 +57,18 @@ def encode(y: list[float], group: int) -> tuple[bytes, bytes]:
     return words, bytes(scales)
 
 
+def encode_bytes(y: list[float], group: int) -> tuple[bytes, bytes]:
+    """Q8H: the exponent of each group's largest magnitude, and codes rounded half to even."""
+    scales, codes = [], []
+    for start in range(0, len(y), group):
+        values = y[start : start + group]
+        _, exponent = math.frexp(max(map(abs, values)))  # magnitude = 0.5 .. 1 times 2^exponent; 0 of 0
+        byte = max(exponent + 126, 7) if any(values) else 7
+        scales.append(byte)
+        codes += [max(-127, min(127, round(Fraction(value) / Fraction(2) ** (byte - 133)))) for value in values]
+    return struct.pack(f"<{len(codes)}b", *codes), bytes(scales)
+
+
 def rotation(x: list[float]) -> list[float]:
     """By the definition: sum over i of (-1)^(bits of i and j) * sign i * x i, over the root of the sub-block's size."""
     size = len(x) & -len(x)
@@ -84,11 +97,13 @@ def code_cases(rng: random.Random) -> list[list[float]]:
 
 def write_files() -> None:
     rng = random.Random(20250101)
-    codes = []
+    codes, in_bytes = [], []
     for y in code_cases(rng):
+        rotated = struct.pack(f"<{len(y)}f", *y).hex()
+        wide, scales = encode_bytes(y, 32 if len(y) % 32 == 0 else 16)
+        in_bytes.append({"dim": len(y), "rotated": rotated, "codes": wide.hex(), "scales": scales.hex()})
         for kind, group in (("k", 16), ("v", 32 if len(y) % 32 == 0 else 16)):
             words, scales = encode(y, group)
-            rotated = struct.pack(f"<{len(y)}f", *y).hex()
             codes.append(
                 {"kind": kind, "dim": len(y), "rotated": rotated, "words": words.hex(), "scales": scales.hex()}
             )
@@ -97,6 +112,7 @@ def write_files() -> None:
         x = [fp32(rng.gauss(0, 1)) for _ in range(dim)]
         rotations.append({"dim": dim, "x": struct.pack(f"<{dim}f", *x).hex(), "rotated": rotation(x)})
     (HERE / "golden_codes.json").write_text(json.dumps(codes, indent=0) + "\n")
+    (HERE / "golden_bytes.json").write_text(json.dumps(in_bytes, indent=0) + "\n")
     (HERE / "golden_rotation.json").write_text(json.dumps(rotations) + "\n")
 
 

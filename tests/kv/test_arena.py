@@ -22,6 +22,7 @@ MIXED = KVLayout(
         LayerSpec(1, 3, 80, 96, 32, "bf16", "q4h"),
         LayerSpec(3, 1, 48, 32, None, "q4h", "fp32"),
         LayerSpec(4, 2, 16, 16, 32, "fp64", "fp64"),
+        LayerSpec(5, 2, 48, 64, None, "q8h", "q8h"),
     ),
 )
 

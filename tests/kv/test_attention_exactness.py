@@ -17,6 +17,7 @@ LAYERS = [
     *(Layer(dtype) for dtype in (BF16, FP32, FP64)),
     *(Layer(dtype, window=200) for dtype in (BF16, FP32, FP64)),
     Layer(BF16, "q4h", "bf16", k_dim=128, v_dim=32, kv_heads=1, heads=5, latent=True),
+    Layer(BF16, "q8h", "q4h"),
     Layer(BF16, "bf16", "bf16"),
     Layer(FP64, "fp64", "fp64"),
     Layer(FP32, "fp32", "q4h", k_dim=80, v_dim=96, heads=14),

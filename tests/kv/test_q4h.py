@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.kv import q4h
+from rekindle.kv.coded import round_trip
 from rekindle.spec import group_size, rotation_size
 
 HERE = Path(__file__).parent
@@ -94,7 +95,7 @@ def test_matrices_rotate_as_the_butterflies_do(dim):
 @pytest.mark.parametrize(("kind", "bound"), [("k", 0.0064), ("v", 0.0081)])
 def test_squared_error_on_gaussian_data(kind, bound):
     x = torch.randn(20_000, 64, generator=torch.Generator().manual_seed(4))
-    error = (q4h.round_trip(x, kind) - x).square().sum() / x.square().sum()
+    error = (round_trip(x, kind) - x).square().sum() / x.square().sum()
     assert 0.97 * bound < error < 1.015 * bound
 
 

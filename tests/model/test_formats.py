@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rekindle.errors import ModelRefused
 from rekindle.model import formats, geometry
 from rekindle.model.adapter import AttentionCall, register_attention
 from tests.model.helpers import Loader
@@ -95,6 +96,20 @@ def test_the_map_stands_beside_the_store_and_is_keyed_by_the_model(load: Loader,
 def test_forced_formats_hold_for_every_layer(load: Loader) -> None:
     for kv in ("q4h", "bf16", "fp32"):
         assert load("qwen2", kv=kv).spec.layout.formats() == {f"{kv}/{kv}": 3}
+
+
+@pytest.mark.parametrize(("kv", "stored"), [("q8h", "q8h/q8h"), ("q8h/q4h", "q8h/q4h"), ("bf16/q8h", "bf16/q8h")])
+def test_eight_bits_for_k_v_or_both_are_served_bitwise(load: Loader, kv: str, stored: str) -> None:
+    loaded = load("llama", "bf16", kv=kv)
+    assert loaded.spec.layout.formats() == {stored: 3}
+    assert loaded.promise == "bitwise"
+
+
+def test_a_head_that_cannot_be_cut_into_groups_is_refused_with_its_format() -> None:
+    found = probed(tiny_model("llama", torch.float32, head_dim=24))
+    with pytest.raises(ModelRefused, match="kv=bf16/q8h: q8h needs head sizes divisible by 16"):
+        formats.forced_formats(found, "bf16/q8h")
+    assert {(x.k, x.v) for x in formats.forced_formats(found, "bf16")} == {("bf16", "bf16")}
 
 
 def test_windows_get_a_part_of_their_own(load: Loader) -> None:

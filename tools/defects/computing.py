@@ -38,6 +38,20 @@ COMPUTING = (
         f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
     ),
     one(
+        "8-bit codes beyond their range",
+        "kv/q8h.py",
+        ".clamp_(-LARGEST_CODE, LARGEST_CODE)",
+        "",
+        "tests/kv/test_q8h.py::test_codes_and_scales_are_the_golden_bytes",
+    ),
+    one(
+        "8-bit V rotated back in the order of 4-bit codes",
+        "kv/coded.py",
+        "q8h.query_rotation, q8h.output_rotation",
+        "q8h.query_rotation, q4h.output_rotation",
+        "tests/kv/test_paged_attention.py::test_vectorised_agrees_with_the_definitions",
+    ),
+    one(
         "first two blocks read in the wrong order",
         "kv/plan.py",
         "        per_piece = MAX_SCORES",

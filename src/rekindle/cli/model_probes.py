@@ -196,7 +196,8 @@ def _lost(arena: KVArena, layer: LayerSpec, blocks: Sequence[int], given: tuple[
     """Normalised squared error of these vectors [tokens, heads, dim] as stored in the arena."""
     vectors, which = given
     view = arena.layer(layer.index)
-    stored = stored_vectors(view.k if which == "k" else view.v, blocks)[:, :NUM_TOKENS].transpose(0, 1)
+    sections, fmt = (view.k, layer.k_format) if which == "k" else (view.v, layer.v_format)
+    stored = stored_vectors(sections, fmt, blocks)[:, :NUM_TOKENS].transpose(0, 1)
     wanted = vectors.double()
     return float((stored - wanted).square().sum() / wanted.square().sum())
 

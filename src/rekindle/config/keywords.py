@@ -16,7 +16,9 @@ class SettingsWithoutModel(TypedDict, total=False):
     revision: str | None
     dtype: Literal["auto", "bf16", "fp32"]
     device: str
-    kv: Literal["auto", "q4h", "bf16", "fp32"]
+    kv: Literal[
+        "auto", "q4h", "q8h", "bf16", "fp32", "q4h/q8h", "q8h/q4h", "bf16/q4h", "bf16/q8h", "q4h/bf16", "q8h/bf16"
+    ]
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
     map_weights: Literal["auto", "on", "off"]

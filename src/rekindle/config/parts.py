@@ -24,6 +24,9 @@ RESPONSES_FILE = "responses.db"
 HOT_SHARE, MOST_HOT_BYTES = 1 / 4, 4096 * MiB
 DISK_SHARE, MOST_DISK_BYTES = 1 / 5, 50 * 10**9
 WORDS_SHARE = 1 / 8  # of the disk, for coordination sessions, and again for stored responses
+KVSetting = Literal[
+    "auto", "q4h", "q8h", "bf16", "fp32", "q4h/q8h", "q8h/q4h", "bf16/q4h", "bf16/q8h", "q4h/bf16", "q8h/bf16"
+]
 NORMALISATIONS = ("attribution", "dates", "tools", "tail", "compaction")
 
 
@@ -40,10 +43,11 @@ class ModelSettings:
     revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")
     device: str = setting("cpu", "where the model computes: cpu, cuda, cuda:1 or mps")
     dtype: Literal["auto", "bf16", "fp32"] = setting("auto", "precision of the model; auto: what the checkpoint has")
-    kv: Literal["auto", "q4h", "bf16", "fp32"] = setting(
+    kv: KVSetting = setting(
         "auto",
-        "format of the KV cache; auto: 4 bits where that is safe",
-        detail="`q4h` is the 4-bit format. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
+        "format of the KV cache, or those of K and of V; auto: 4 bits where that is safe",
+        detail="`q4h` is the 4-bit format, `q8h` the 8-bit one, which torch computes; `q8h/q4h` keeps K in 8 bits and "
+        "V in 4. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
     )
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = setting(
         "native",

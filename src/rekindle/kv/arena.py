@@ -17,11 +17,12 @@ from torch import Tensor
 
 from rekindle.cache.blocks.windows import ABSENT, WindowSlots
 from rekindle.kv import pages
-from rekindle.kv.q4h import LARGEST_BYTE, SMALLEST_BYTE
+from rekindle.kv.coded import CODECS
 from rekindle.spec import KVLayout, LayerSpec, PartLayout, Section
 
 TORCH_DTYPES = {
     "u32": torch.int32,
+    "i8": torch.int8,
     "u8": torch.uint8,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -202,10 +203,11 @@ class KVArena:
         for index, tensors in self._states.items():
             assert all(bool(tensor.isfinite().all()) for tensor in tensors), f"a state of layer {index} is not finite"
         for index, layer in self._layers.items():
-            for name, sections in (("K", layer.k), ("V", layer.v)):
+            spec = layer.spec
+            for name, sections, fmt in (("K", layer.k, spec.k_format), ("V", layer.v, spec.v_format)):
                 if len(sections) == 2:
-                    scale_bytes = sections[1]
-                    good = (scale_bytes == 0) | (scale_bytes >= SMALLEST_BYTE) & (scale_bytes <= LARGEST_BYTE)
+                    scale_bytes, written = sections[1], CODECS[fmt].scale_bytes
+                    good = (scale_bytes == 0) | (scale_bytes >= written.start) & (scale_bytes < written.stop)
                 else:
                     good = sections[0].isfinite()
                 bad = (~good.flatten(1).all(1)).nonzero()

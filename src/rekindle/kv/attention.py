@@ -9,7 +9,7 @@ step and of how the context was split into steps. Four rules ensure that:
 - masked positions hold finite values, so that they add exact zeros.
 
 Keys and values of a range are decoded to the compute dtype [kv heads, tokens, dim] and stay in the CPU's cache. Those
-in Q4H stay rotated, their dimensions in the order in which codes unpack; queries and outputs are rotated instead. Of a
+in Q4H and Q8H stay rotated, of Q4H in the order in which codes unpack; queries and outputs are rotated instead. Of a
 latent layer, keys are the latent followed by the rotary key, and values are the latent.
 """
 
@@ -22,9 +22,11 @@ from torch import Tensor
 
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena, LayerView
+from rekindle.kv.coded import CODECS
 from rekindle.kv.decode import Decoder
 from rekindle.kv.plan import TILE, AttentionPlan, QueryPiece, ScoreShape
 from rekindle.kv.scratch import Scratch
+from rekindle.spec import CODED, Format
 
 SINK_COLUMNS = 64  # a multiple of every vector length
 COMPUTE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -56,14 +58,14 @@ class PagedAttention:
         self._refuse_misshapen(layer_index, k, v, plan)
         layer = self.arena.layer(layer_index)
         spec = layer.spec
-        if spec.k_format == spec.v_format == "q4h" and spec.k_dim == spec.v_dim:
+        if spec.k_format in CODED and spec.v_format in CODED and spec.k_dim == spec.v_dim:
             rotated = self._rotator.rotate(torch.stack((k, v)))  # half the small operations
-            self._store_q4h(layer, layer.k, rotated[0], plan)
-            self._store_q4h(layer, layer.v, rotated[1], plan)
+            self._store_coded(layer, spec.k_format, rotated[0], plan, sections=layer.k)
+            self._store_coded(layer, spec.v_format, rotated[1], plan, sections=layer.v)
             return
-        for sections, values in ((layer.k, k), (layer.v, v)):
-            if len(sections) == 2:
-                self._store_q4h(layer, sections, self._rotator.rotate(values), plan)
+        for sections, values, fmt in ((layer.k, k, spec.k_format), (layer.v, v, spec.v_format)):
+            if fmt in CODED:
+                self._store_coded(layer, fmt, self._rotator.rotate(values), plan, sections=sections)
             else:
                 self._store_native(layer, sections[0], values, plan)
 
@@ -72,11 +74,13 @@ class PagedAttention:
         if k.shape != (plan.num_rows, spec.num_kv_heads, spec.k_dim) or v.shape != (*k.shape[:2], spec.v_dim):
             raise ValueError(f"layer {layer_index}: K {tuple(k.shape)}, V {tuple(v.shape)} for {plan.num_rows} rows")
 
-    def _store_q4h(self, layer: LayerView, sections: tuple[Tensor, ...], rotated: Tensor, plan: AttentionPlan) -> None:
+    def _store_coded(
+        self, layer: LayerView, fmt: Format, rotated: Tensor, plan: AttentionPlan, *, sections: tuple[Tensor, ...]
+    ) -> None:
         group = rotated.shape[-1] // sections[1].shape[-1]
-        words, scale_bytes, absmax = q4h.encode(rotated, group)
+        codes, scale_bytes, absmax = CODECS[fmt].encode(rotated, group)
         torch.maximum(plan.worst, absmax.flatten(1).amax(1), out=plan.worst)
-        self._scatter(layer, sections[0], words, plan)
+        self._scatter(layer, sections[0], codes, plan)
         self._scatter(layer, sections[1], scale_bytes, plan)
 
     def _store_native(self, layer: LayerView, section: Tensor, values: Tensor, plan: AttentionPlan) -> None:
@@ -117,8 +121,8 @@ class PagedAttention:
             keys, values = self._decoder.decode(layer, query_range, q.dtype)
             for piece in query_range.pieces:
                 self._attend_piece(queries, piece, keys=keys, values=values, weighting=weighting, outputs=outputs)
-        if layer.spec.out_format == "q4h":
-            outputs = outputs @ q4h.output_rotation(layer.spec.out_dim, wide, q.device)
+        if layer.spec.out_format in CODED:
+            outputs = outputs @ CODECS[layer.spec.out_format].output_rotation(layer.spec.out_dim, wide, q.device)
         return outputs.to(q.dtype)
 
     def _refuse_misfit(
@@ -141,10 +145,11 @@ class PagedAttention:
     def _prepare_queries(self, layer: LayerView, q: Tensor, scaling: float) -> Tensor:
         """Scaled queries, rotated as the keys are."""
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        if layer.spec.k_format != "q4h":
+        if layer.spec.k_format not in CODED:
             return (q.to(wide) * scaling).to(q.dtype)
         coded, native = q.split((layer.spec.k_dim, layer.spec.q_dim - layer.spec.k_dim), dim=-1)
-        rotated: Tensor = coded.to(wide) @ q4h.query_rotation(layer.spec.k_dim, scaling, wide, q.device)
+        rotation = CODECS[layer.spec.k_format].query_rotation(layer.spec.k_dim, scaling, wide, q.device)
+        rotated: Tensor = coded.to(wide) @ rotation
         if native.shape[-1]:
             rotated = torch.cat((rotated, native.to(wide) * scaling), dim=-1)
         return rotated.to(q.dtype)

@@ -1,8 +1,8 @@
 """Decodes the blocks of a query range to K and V in the compute dtype, in a few passes over cached memory.
 
-Owns the resulting order of dimensions (`q4h.unpacking_order`). Sixteen codes are one int64: its low nibbles and its
-high nibbles become eight bytes each by a shift and a mask, and a byte 2 * code minus 15 is the level. The arena's row
-of a layer is gathered first, 3 to 9 kB a block.
+Owns the resulting order of dimensions, which is `q4h.unpacking_order` for Q4H. Of that, sixteen codes are one int64:
+its low nibbles and its high nibbles become eight bytes each by a shift and a mask, and a byte 2 * code minus 15 is the
+level. The arena's row of a layer is gathered first, 3 to 9 kB a block.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rekindle.kv import q4h
 from rekindle.kv.arena import TORCH_DTYPES, LayerView
+from rekindle.kv.coded import CODECS
 from rekindle.kv.plan import QueryRange
 from rekindle.kv.scratch import Scratch
-from rekindle.spec import Section, group_size
+from rekindle.spec import CODED, group_size
 
 _TWICE_LOW_NIBBLES = 0x1E1E1E1E1E1E1E1E
 _CODES_PER_INT64 = 16
@@ -38,34 +38,38 @@ class Decoder:
         tokens = query_range.num_context
         k = self._scratch.take("keys", dtype, layer.spec.num_kv_heads, tokens, layer.spec.k_dim)
         v = self._scratch.take("values", dtype, layer.spec.num_kv_heads, tokens, layer.spec.v_dim)
-        self._decode_sections(layer, rows, layer.k_sections, "k", k)
-        self._decode_sections(layer, rows, layer.v_sections, "v", v)
+        self._decode_sections(layer, rows, "k", k)
+        self._decode_sections(layer, rows, "v", v)
         if not layer.spec.latent:
             return k, v
         keys = self._scratch.take("latents and rotary keys", dtype, *k.shape[:2], layer.spec.q_dim)
         return torch.cat((k, v), dim=-1, out=keys), k
 
-    def _decode_sections(
-        self, layer: LayerView, rows: Tensor, sections: tuple[Section, ...], kind: Literal["k", "v"], out: Tensor
-    ) -> None:
+    def _decode_sections(self, layer: LayerView, rows: Tensor, kind: Literal["k", "v"], out: Tensor) -> None:
+        sections = layer.k_sections if kind == "k" else layer.v_sections
+        fmt = layer.spec.k_format if kind == "k" else layer.spec.v_format
         num_tokens = rows.shape[0] * self._block_tokens
         filled = out[:, :num_tokens].unflatten(1, (rows.shape[0], -1)).flatten(2)  # [heads, blocks, tokens * dim]
-        if len(sections) == 1:
+        if fmt not in CODED:
             stored = layer.within(rows, sections[0], TORCH_DTYPES[sections[0].dtype])
             filled.copy_(stored.transpose(0, 1))
             return
-        steps = self._steps(layer.within(rows, sections[1], torch.uint8), group_size(kind, out.shape[-1]), out.dtype)
+        table = CODECS[fmt].step_table(group_size(kind, out.shape[-1], fmt), out.dtype, out.device)
+        steps = self._steps(layer.within(rows, sections[1], torch.uint8), table)
+        if fmt == "q8h":
+            filled.copy_(layer.within(rows, sections[0], torch.int8).transpose(0, 1)).mul_(steps)
+            return
         levels = self._levels(layer.within(rows, sections[0], torch.int64), out.dtype)
         torch.mul(levels, steps, out=filled)
 
-    def _steps(self, scale_bytes: Tensor, group: int, dtype: torch.dtype) -> Tensor:
-        """scale/16 for every value, [heads, blocks, values], of bytes [blocks, heads, groups]."""
+    def _steps(self, scale_bytes: Tensor, table: Tensor) -> Tensor:
+        """The step of every value, [heads, blocks, values], of bytes [blocks, heads, groups]; table [256, group]."""
         num_blocks, heads, groups = scale_bytes.shape
         index = self._scratch.take("scale index", torch.int32, heads, num_blocks, groups)
         index.copy_(scale_bytes.transpose(0, 1))
-        steps = self._scratch.take("steps", dtype, heads * num_blocks * groups, group)
-        torch.index_select(q4h.step_table(group, dtype, scale_bytes.device), 0, index.view(-1), out=steps)
-        return steps.view(heads, num_blocks, groups * group)
+        steps = self._scratch.take("steps", table.dtype, heads * num_blocks * groups, table.shape[1])
+        torch.index_select(table, 0, index.view(-1), out=steps)
+        return steps.view(heads, num_blocks, groups * table.shape[1])
 
     def _levels(self, words: Tensor, dtype: torch.dtype) -> Tensor:
         """2 * code - 15 for every value, [heads, blocks, values], of int64 words [blocks, heads, n]."""

@@ -19,13 +19,13 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rekindle.spec import CODES_PER_WORD, group_size, rotation_size
+from rekindle.spec import CODES_PER_WORD, rotation_size
 
 SIGN_SEED = b"rekindle q4h signs 1"
 MAX_ROTATION = 512
@@ -148,30 +148,24 @@ def decode(words: Tensor, scale_bytes: Tensor, dtype: torch.dtype) -> Tensor:
     return (levels.view(*scale_bytes.shape, group) * steps).flatten(-2)
 
 
-def round_trip(x: Tensor, kind: Literal["k", "v"]) -> Tensor:
-    """Encode, decode and rotate back K or V vectors [..., dim], as attention sees them after storing; fp32."""
-    words, scale_bytes, _ = encode(rotate(x), group_size(kind, x.shape[-1]))
-    return unrotate(decode(words, scale_bytes, torch.float32))
-
-
 @lru_cache(maxsize=64)
 def step_table(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """scale/16 of each byte, repeated: [256, width]. Bytes that no encoder writes map to 0, so all are finite."""
     steps = np.zeros(256)
     steps[: LARGEST_BYTE + 1] = _scales()[: LARGEST_BYTE + 1] / 16
-    return _constant(np.repeat(steps[:, None], width, axis=1), dtype, device)
+    return constant(np.repeat(steps[:, None], width, axis=1), dtype, device)
 
 
 @lru_cache(maxsize=64)
 def query_rotation(dim: int, scaling: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Matrix [dim, dim] that rotates and scales queries from the right, dimensions in unpacking order."""
-    return _constant(_rotation_matrix(dim)[:, unpacking_order(dim)] * scaling, dtype, device)
+    return constant(rotation_matrix(dim)[:, unpacking_order(dim)] * scaling, dtype, device)
 
 
 @lru_cache(maxsize=64)
 def output_rotation(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Matrix [dim, dim] that rotates back, from the right, sums of rotated V in unpacking order."""
-    return _constant(_rotation_matrix(dim)[:, unpacking_order(dim)].T, dtype, device)
+    return constant(rotation_matrix(dim)[:, unpacking_order(dim)].T, dtype, device)
 
 
 def unpacking_order(dim: int) -> np.ndarray:
@@ -181,7 +175,7 @@ def unpacking_order(dim: int) -> np.ndarray:
     return order.ravel()
 
 
-def _rotation_matrix(dim: int) -> np.ndarray:
+def rotation_matrix(dim: int) -> np.ndarray:
     """fp64 [dim, dim]: x @ matrix is the rotation of x."""
     size = rotation_size(dim)
     hadamard = np.ones((1, 1))
@@ -201,7 +195,7 @@ def _encoding_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     half_bits = np.arange(1 << 15, dtype=np.int64)
     scale_bytes = np.clip((half_bits + 127) >> 7, SMALLEST_BYTE, LARGEST_BYTE)
     inverse_scales = 8 / _scales()[scale_bytes]
-    return _constant(scale_bytes, torch.uint8, device), _constant(inverse_scales, torch.float32, device)
+    return constant(scale_bytes, torch.uint8, device), constant(inverse_scales, torch.float32, device)
 
 
 def sign_values(size: int) -> np.ndarray:
@@ -214,10 +208,10 @@ def sign_values(size: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _signs(size: int, device: torch.device) -> Tensor:
-    return _constant(sign_values(size), torch.float32, device)
+    return constant(sign_values(size), torch.float32, device)
 
 
-def _constant(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make an ordinary tensor, also in inference mode: it is cached for all callers."""
     with torch.inference_mode(False):
         return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=dtype)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena
+from rekindle.kv.coded import CODECS
 from rekindle.kv.plan import SequenceSpan
+from rekindle.kv.q4h import unrotate
+from rekindle.spec import Format
 
 
 def attention_reference(
@@ -33,7 +35,10 @@ def attention_reference(
     outputs = torch.zeros(*q.shape[:2], layer.spec.out_dim, dtype=torch.float64)
     row = 0
     for span in spans:
-        keys, values = stored_vectors(layer.k, span.blocks), stored_vectors(layer.v, span.blocks)
+        keys, values = (
+            stored_vectors(layer.k, layer.spec.k_format, span.blocks),
+            stored_vectors(layer.v, layer.spec.v_format, span.blocks),
+        )
         if layer.spec.latent:
             keys, values = torch.cat((keys, values), dim=-1), keys
         for position in range(span.start, span.start + span.num_rows):
@@ -51,12 +56,12 @@ def attention_reference(
     return outputs
 
 
-def stored_vectors(sections: tuple[Tensor, ...], blocks: Sequence[int]) -> Tensor:
+def stored_vectors(sections: tuple[Tensor, ...], fmt: Format, blocks: Sequence[int]) -> Tensor:
     """What the blocks hold for one layer's K or V, as fp64 [heads, tokens, dim] in the model's own dimensions."""
     chosen = [section[list(blocks)].transpose(0, 1).flatten(1, 2).cpu() for section in sections]
     if len(chosen) == 1:
         return chosen[0].double()
-    return q4h.unrotate(q4h.decode(chosen[0], chosen[1], torch.float64))
+    return unrotate(CODECS[fmt].decode(chosen[0], chosen[1], torch.float64))
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:

@@ -1,9 +1,11 @@
-"""Which format each layer keeps K and V in (`--kv auto|q4h|bf16|fp32`), and why.
+"""Which format each layer keeps K and V in (`--kv`), and why.
+
+A setting names one format, or those of K and of V: `q8h/q4h`. Of latent attention the rotary key is always native.
 
 `auto` has two steps. A rule: a layer whose K projection adds a bias, or that has learned sinks, keeps native K. Then a
 self-check of the remaining layers: one forward over a fixed pseudo-random sequence, comparing the attention rows that
 true K gives with those of the K that would be stored. Squared error would not do: next to a bias of 600 it is 0.02 %,
-yet all variation between tokens is lost. Of latent attention the rotary key is always native.
+yet all variation between tokens is lost.
 
 The decision of the self-check is saved once per model and reused: a borderline layer must not flip between two starts,
 which would change the fingerprint and make every agent cold.
@@ -15,19 +17,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 
 from rekindle.errors import ModelRefused
-from rekindle.kv.q4h import MAX_ROTATION, round_trip
+from rekindle.kv.coded import round_trip
+from rekindle.kv.q4h import MAX_ROTATION
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.fingerprint import write_json
 from rekindle.model.geometry import Geometry, LayerGeometry
 from rekindle.model.recurrent import RecurrentLayers
-from rekindle.spec import Format, KVLayout, LayerSpec, group_size, rotation_size
+from rekindle.spec import CODED, Format, KVLayout, LayerSpec, rotation_size
 
-Policy = Literal["auto", "q4h", "bf16", "fp32"]
 NATIVE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float64: "fp64"}
 CHECK_TOKENS = 192
 # Healthy K gives at most 0.009 on a trained model and 0.03 on random weights with sharp attention; a bias of 10 on
@@ -52,15 +54,15 @@ def native_format(dtype: torch.dtype) -> Format:
     return NATIVE.get(dtype, "fp32")
 
 
-def fits_q4h(kind: Literal["k", "v"], dim: int) -> bool:
+def fits_coded(dim: int) -> bool:
     """Whether heads of this size can be cut into whole groups, and rotated."""
-    return dim % 16 == 0 and dim % group_size(kind, dim) == 0 and rotation_size(dim) <= MAX_ROTATION
+    return dim % 16 == 0 and rotation_size(dim) <= MAX_ROTATION
 
 
 def in_4_bits(layer: LayerGeometry | LayerSpec, native: Format) -> tuple[Format, Format]:
     """The formats of a layer's K and V with 4 bits where they fit, native elsewhere and for rotary keys."""
-    v_fits = not layer.latent and fits_q4h("v", layer.v_dim)
-    return "q4h" if fits_q4h("k", layer.k_dim) else native, "q4h" if v_fits else native
+    v_fits = not layer.latent and fits_coded(layer.v_dim)
+    return "q4h" if fits_coded(layer.k_dim) else native, "q4h" if v_fits else native
 
 
 def summary(formats: Sequence[LayerFormats]) -> str:
@@ -83,20 +85,21 @@ def layout_of(geometry: Geometry, formats: Sequence[LayerFormats], block_tokens:
     return KVLayout(block_tokens, layers, geometry.states)
 
 
-def forced_formats(geometry: Geometry, policy: Format) -> tuple[LayerFormats, ...]:
-    """The same format everywhere but for rotary keys, which are never in q4h; ModelRefused if that cannot hold the head
-    size."""
-    if policy != "q4h":
-        return tuple(LayerFormats(layer.index, policy, policy, "forced") for layer in geometry.layers)
-    formats = []
+def forced_formats(geometry: Geometry, setting: str) -> tuple[LayerFormats, ...]:
+    """The same formats everywhere, one for both or `K/V`, but for rotary keys, which are never coded; ModelRefused if
+    one of them cannot hold a head size."""
+    k, _, v = setting.partition("/")
+    wanted_k, wanted_v = cast(Format, k), cast(Format, v or k)
+    native, formats = native_format(geometry.dtype), []
     for layer in geometry.layers:
-        k, v = in_4_bits(layer, native_format(geometry.dtype))
-        if k != "q4h" or not (v == "q4h" or layer.latent):
-            raise ModelRefused(
-                f"kv=q4h needs head sizes divisible by 16 and not by {2 * MAX_ROTATION}; layer {layer.index} has "
-                f"{layer.k_dim}/{layer.v_dim}: use kv=auto"
-            )
-        formats.append(LayerFormats(layer.index, k, v, "forced"))
+        layer_v = native if layer.latent and wanted_v in CODED else wanted_v
+        for fmt, dim in ((wanted_k, layer.k_dim), (layer_v, layer.v_dim)):
+            if fmt in CODED and not fits_coded(dim):
+                raise ModelRefused(
+                    f"kv={setting}: {fmt} needs head sizes divisible by 16 and not by {2 * MAX_ROTATION}; layer "
+                    f"{layer.index} has {layer.k_dim}/{layer.v_dim}: use kv=auto"
+                )
+        formats.append(LayerFormats(layer.index, wanted_k, layer_v, "forced"))
     return tuple(formats)
 
 
@@ -197,7 +200,7 @@ class SelfCheckStep(DenseStep):
     def _look_at(self, call: AttentionCall, keys: torch.Tensor, true: torch.Tensor) -> None:
         """Record the worst KV head's mean KL(true rows ‖ rows over stored K), in nats."""
         k_dim = self._kv[call.kv_index][0].shape[-1]
-        if not fits_q4h("k", k_dim):
+        if not fits_coded(k_dim):
             return
         stored = attention_rows(call, torch.cat((round_trip(keys[..., :k_dim], "k"), keys[..., k_dim:]), dim=-1))
         kl = (true.exp() * (true - stored).nan_to_num(0.0, posinf=1e9)).sum(-1).mean(-1)  # [heads]

@@ -22,7 +22,7 @@ from rekindle.model.formats import check_tokens, in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
-from rekindle.spec import STATE_WINDOW, KVLayout, LayerSpec
+from rekindle.spec import CODED, STATE_WINDOW, KVLayout, LayerSpec
 
 LARGE_MODEL = 1_000_000_000
 PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
@@ -40,7 +40,7 @@ def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
     promise: Promise = "close" if paths <= CLOSE_SHARE * formats else "none"
     return promise, (
         f"{count} tokens in one chunk and in odd pieces: {differing} of {total} bytes differ; "
-        f"mean KL between the two {paths:.2g} nats, between 4-bit and native KV {formats:.2g}"
+        f"mean KL between the two {paths:.2g} nats, between rounded and native KV {formats:.2g}"
         + (_finding_of_prompts(loaded, count) if loaded.spec.layout.states else "")
     )
 
@@ -107,7 +107,7 @@ def divergences(loaded: LoadedModel) -> tuple[float, float]:
 def _in_other_format(loaded: LoadedModel) -> LoadedModel:
     """The model with native KV; with 4-bit KV if it is served native."""
     native, layout = native_format(loaded.dtype), loaded.spec.layout
-    is_native = all("q4h" not in (layer.k_format, layer.v_format) for layer in layout.layers)
+    is_native = all({layer.k_format, layer.v_format}.isdisjoint(CODED) for layer in layout.layers)
 
     def changed(layer: LayerSpec) -> LayerSpec:
         if not is_native:
