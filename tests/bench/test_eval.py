@@ -59,7 +59,7 @@ def test_sums_are_those_of_the_distributions() -> None:
 
 def test_native_is_the_zero_and_four_bits_cost_little_and_come_back_bit_for_bit() -> None:
     scores = scored(loaded(MODEL_DIR))
-    assert list(scores) == ["native", "auto", "q4h"]
+    assert list(scores) == ["native", "auto", "q4h", "q8h/q4h", "q8h"]
     native, q4h = scores["native"], scores["q4h"]
     num_windows, context = len(pocket_windows()), len(pocket_windows()[0])
     assert native.whole.num_tokens == num_windows * (context - 1)
@@ -67,6 +67,8 @@ def test_native_is_the_zero_and_four_bits_cost_little_and_come_back_bit_for_bit(
     assert (native.whole.kl, native.whole.agreement) == (0.0, 1.0) and 5 < native.whole.perplexity < 20
     assert 1e-4 < q4h.whole.mean_kl < 2e-2 and q4h.whole.perplexity < 1.02 * native.whole.perplexity
     assert native.bytes_per_token == 4096 and q4h.bytes_per_token == 1120
+    kl = [scores[name].whole.mean_kl for name in ("q4h", "q8h/q4h", "q8h")]
+    assert kl[0] > kl[1] > 2 * kl[2] > 0 and scores["q8h"].bytes_per_token == 2112
     for score in scores.values():
         assert score.restored.num_equal == score.restored.num_tokens
         assert (score.restored.nll, score.restored.kl) == (score.second.nll, score.second.kl)
@@ -87,7 +89,7 @@ def test_auto_protects_keys_that_four_bits_would_break(make: type, tmp_path: Pat
 def test_an_fp32_model_is_compared_with_bf16_kv_too(tmp_path: Path) -> None:
     directory = tiny_model_dir("llama", "fp32", tmp_path)
     model = loaded(directory)
-    assert list(layouts_of(model)) == ["native", "auto", "bf16", "q4h"]
+    assert list(layouts_of(model)) == ["native", "auto", "bf16", "q4h", "q8h/q4h", "q8h"]
     ids = np.arange(300, dtype=np.uint32) % model.spec.vocab_size
     scores = score_formats(model, layouts_of(model), [ids], advance=int)
     assert all(score.restored.num_equal == score.restored.num_tokens == 300 - 128 - 1 for score in scores)

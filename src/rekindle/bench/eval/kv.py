@@ -28,7 +28,7 @@ from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
-from rekindle.spec import Format, KVLayout, LayerSpec
+from rekindle.spec import Format, KVLayout
 from rekindle.store.warm import StagedBlock, WarmStore
 
 CHUNK_TOKENS = 256
@@ -81,21 +81,25 @@ class FormatScores:
 
 
 def layouts_of(loaded: LoadedModel) -> dict[str, KVLayout]:
-    """Return the formats to compare by name: native first, then the choice of `auto`, then 4 bits wherever they fit."""
+    """Return the formats to compare by name: native first, then the choice of `auto`, then wherever they fit 4 bits, 8
+    for K alone, and 8."""
     native, auto = native_format(loaded.dtype), loaded.spec.layout
 
     def everywhere(k: Format, v: Format) -> KVLayout:
         return KVLayout(auto.block_tokens, tuple(replace(layer, k_format=k, v_format=v) for layer in auto.layers))
 
-    def narrow(layer: LayerSpec) -> LayerSpec:
-        k, v = in_4_bits(layer, native)
-        return replace(layer, k_format=k, v_format=v)
+    def coded(k: Format, v: Format) -> KVLayout:
+        fit = [(layer, *in_4_bits(layer, native)) for layer in auto.layers]
+        layers = (
+            replace(layer, k_format=k if of_k == "q4h" else native, v_format=v if of_v == "q4h" else native)
+            for layer, of_k, of_v in fit
+        )
+        return KVLayout(auto.block_tokens, tuple(layers))
 
     found = {"native": everywhere(native, native), "auto": auto}
     if native == "fp32":
         found["bf16"] = everywhere("bf16", "bf16")
-    found["q4h"] = KVLayout(auto.block_tokens, tuple(narrow(layer) for layer in auto.layers))
-    return found
+    return found | {"q4h": coded("q4h", "q4h"), "q8h/q4h": coded("q8h", "q4h"), "q8h": coded("q8h", "q8h")}
 
 
 class _Run:
