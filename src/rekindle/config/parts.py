@@ -10,12 +10,7 @@ from typing import Literal
 from rekindle.config.hosts import is_host, is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys, check_secret
 from rekindle.config.setting import Bounds, above, at_least, check_fields, need, setting
-from rekindle.config.store_places import (
-    check_slot,
-    data_directory,
-    slot_directory,
-    store_directory,
-)
+from rekindle.config.store_places import check_slot, data_directory, slot_directory, store_directory
 
 MiB = 1 << 20
 SESSIONS_FILE = "sessions.db"
