@@ -1,4 +1,12 @@
-"""The text of the self-check of weights: prose, code, data and a conversation, as agents meet them."""
+"""The text on which a model is checked at load: prose, code, data and a conversation, as agents meet them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
 
 CHECK_TEXT = '''\
 The lighthouse keeper wrote the weather into a ledger every evening: wind, cloud, the height of the sea, the hour at
@@ -34,3 +42,14 @@ Assistant: Then install libpng16-16 and run the program again. Nothing has to be
 3. La bibliothèque est fermée le lundi, mais on peut rendre les livres dans la boîte à l'entrée.
 4. The derivative of x^3 - 2x is 3x^2 - 2, which is zero where x is the square root of 2/3, positive or negative.
 '''
+
+
+def text_ids(directory: Path) -> torch.Tensor:
+    """The text as ids of a model directory's tokenizer, with the tokens that it puts first: some 600 to 700.
+
+    ModelRefused if its tokenizer.json is missing or cannot be used.
+    """
+    file = TokenizerFile.from_dir(directory)
+    tokenizer = TextTokenizer(file, ())
+    (encoded,) = tokenizer.encode([tokenizer.normalise(CHECK_TEXT, at_start=True)])
+    return torch.tensor([*file.leading_ids(), *encoded.tolist()], dtype=torch.int64)

@@ -21,10 +21,9 @@ from rekindle.kernels.library import KernelChoice, KernelLibrary
 from rekindle.kernels.linear import LinearKernel, WeightFormat
 from rekindle.model import bnb_linears, experts, packed
 from rekindle.model.adapter import run_model
-from rekindle.model.check_text import CHECK_TEXT
+from rekindle.model.check_text import text_ids
 from rekindle.model.fingerprint import write_json
 from rekindle.model.formats import DenseStep
-from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
 
 Setting = Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
 Weights = Literal["native", "int8", "int4", "bnb-4bit", "bnb-8bit"]
@@ -204,9 +203,6 @@ def check_ids(directory: Path, max_context: int) -> torch.Tensor:
 
     ModelRefused if the directory's tokenizer.json cannot be used.
     """
-    file = TokenizerFile.from_dir(directory)
-    tokenizer = TextTokenizer(file, ())
-    (encoded,) = tokenizer.encode([tokenizer.normalise(CHECK_TEXT, at_start=True)])
-    ids = [*file.leading_ids(), *encoded.tolist()]
+    ids = text_ids(directory)
     count = min(len(ids), MOST_TOKENS, max_context)
-    return torch.tensor(ids[: max(count // 4 * 4, 1)], dtype=torch.int64)
+    return ids[: max(count // 4 * 4, 1)]
