@@ -6,10 +6,13 @@ Idle threads of one pool make those of all others slow (`rekindle.kernels.thread
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from rekindle.engine.api import Engine
@@ -58,3 +61,12 @@ def test_an_engine_has_no_pool_after_loading_and_when_idle(start: Start) -> None
     wait_until_idle(engine, before)
     engine.generate(PROMPT, agent="ada", max_tokens=2)
     wait_until_idle(engine, before)
+
+
+@pytest.mark.parametrize(("given", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_of_a_command_spin_shortly_unless_the_environment_says_how(given: dict[str, str], spins: str) -> None:
+    """As OpenMP itself shows its settings when torch loads it."""
+    code = "import contextlib, rekindle.cli\nwith contextlib.suppress(SystemExit): rekindle.cli.main()\nimport torch"
+    environment = {**os.environ, "OMP_DISPLAY_ENV": "verbose", **given}
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, env=environment)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr

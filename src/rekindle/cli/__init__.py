@@ -39,8 +39,10 @@ def main() -> None:
 
 def _code() -> int:
     from rekindle.cli.border import code_of, flush_output
+    from rekindle.kernels import thread_pool
 
     def run() -> int:
+        thread_pool.bound_spinning()
         gc.disable()  # what is imported stays, so it is not searched for garbage
         try:
             from rekindle.cli.commands import app
