@@ -190,6 +190,8 @@ def test_formats_that_an_evaluation_compares(load: Loader) -> None:
     assert {name: next(iter(layout.formats())) for name, layout in layouts.items()} == {
         "native": "bf16/bf16",
         "auto": "q4h/bf16",
+        "q8h": "q8h/bf16",
+        "q8h/q4h": "q8h/bf16",
         "q4h": "q4h/bf16",
     }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rekindle.text.controls import find_control_tokens
 from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
 
 CHECK_TEXT = '''\
@@ -50,6 +51,6 @@ def text_ids(directory: Path) -> torch.Tensor:
     ModelRefused if its tokenizer.json is missing or cannot be used.
     """
     file = TokenizerFile.from_dir(directory)
-    tokenizer = TextTokenizer(file, ())
+    tokenizer = TextTokenizer(file, find_control_tokens(file.added, ()))
     (encoded,) = tokenizer.encode([tokenizer.normalise(CHECK_TEXT, at_start=True)])
     return torch.tensor([*file.leading_ids(), *encoded.tolist()], dtype=torch.int64)
