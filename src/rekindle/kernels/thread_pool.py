@@ -7,7 +7,7 @@ tokens/s instead of 24, if the thread that loaded the model still has a pool, to
 before it stops computing; the next product makes a new one, in about 50 us.
 
 On a machine with neighbours a thread of the pool is often not running when the others wait for it. By default they spin
-for about 6 ms, longer than a time slice: each burns its own share of the processors and is then not running either. So
+for about 6 ms, longer than a time slice: each uses up its share of the processors and is then not running either. So
 spinning is bounded before OpenMP is loaded, which reads its settings once.
 """
 
