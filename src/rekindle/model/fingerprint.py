@@ -18,12 +18,13 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import ModelRefused
 from rekindle.spec import FORMAT_VERSION, KVLayout
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
