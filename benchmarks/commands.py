@@ -111,6 +111,22 @@ def bench_fleet(
     return run_fleet(settings, FleetBench(agents, tokens, hot_agents, disk_agents, sample, seed, out), console())
 
 
+@app.command("neighbours")
+@with_settings(unused=BENCH_UNUSED)
+def bench_neighbours(
+    settings: Settings,
+    neighbours: Annotated[int, typer.Option(help="busy processes")] = 2,
+    repeats: Annotated[int, typer.Option(help="replies of each arm, alone and with neighbours; the median counts")] = 5,
+    tokens: Annotated[int, typer.Option(help="of each reply")] = 40,
+    peer: Annotated[str | None, typer.Option(help="base URL of another server, measured as it stands")] = None,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Decode with one thread and with all, alone and while other processes keep the processors busy."""
+    from benchmarks.neighbours import NeighbourBench, run_neighbours
+
+    return run_neighbours(settings, NeighbourBench(neighbours, repeats, tokens, peer, out), console())
+
+
 @app.command("restart")
 @with_settings(unused=BENCH_UNUSED | {"disk_bytes"})
 def bench_restart(
