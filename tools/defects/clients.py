@@ -35,8 +35,8 @@ CLIENTS = (
     one(
         "a strict reader that leaves parts out",
         "text/omissions.py",
-        "if self._strict:\n            message",
-        "if self._strict and part is None:\n            message",
+        "if self.strict:\n            message",
+        "if self.strict and part is None:\n            message",
         f"{OMISSIONS}::test_a_strict_reader_refuses_each",
     ),
     one(
@@ -182,8 +182,8 @@ CLIENTS = (
     one(
         "several replies with one matcher",
         "engine/intake/request_builder.py",
-        "None if ready.matcher is None else ready.matcher.copy()",
-        "ready.matcher",
+        "None if matcher is None else matcher.copy()",
+        "matcher",
         f"{REPLIES}::test_several_replies_and_others_at_once",
     ),
     one(

@@ -99,8 +99,8 @@ FRONTS: tuple[Mutant, ...] = (
     one(
         "a front that loses events which two pieces of bytes share",
         WIRE,
-        '(self._rest + data).split(b"\\n")',
-        'data.split(b"\\n")',
+        '[b"".join(self._rest), *others]',
+        "[first, *others]",
         f"{OF_WIRE}::test_events_do_not_depend_on_where_the_bytes_are_cut",
     ),
     one(

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import RequestFailed
 from rekindle.text.constraints.compiling import TOO_COMPLEX, Words
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Sandbox:
         return found
 
     def _started(self) -> subprocess.Popen[str]:
+        import subprocess  # few replies are constrained
+
         command = [sys.executable, "-m", "rekindle.text.constraints.sandbox_process"]
         # A session of its own: an interrupt at the terminal ends the server, which ends this.
         process = subprocess.Popen(
