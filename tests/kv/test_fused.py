@@ -53,6 +53,13 @@ LAYERS = [
     Layer(BF16, "q4h", "bf16", k_dim=32, v_dim=16, kv_heads=1, heads=4, block_tokens=16, beside=(None,), latent=True),
     Layer(BF16, "q4h", "bf16", k_dim=240, v_dim=48, kv_heads=2, heads=6, window=70, beside=(9, 70), latent=True),
     Layer(BF16, "bf16", "bf16", k_dim=72, v_dim=32, kv_heads=1, heads=7, block_tokens=128, latent=True),
+    Layer(BF16, "q8h", "q8h"),
+    Layer(BF16, "q8h", "q4h", k_dim=80, v_dim=96, window=33, block_tokens=16, beside=(33, None)),
+    Layer(BF16, "q4h", "q8h", k_dim=128, v_dim=112, kv_heads=1, heads=5, softcap=1.5),
+    Layer(BF16, "bf16", "q8h", k_dim=40, v_dim=16, sinks=True, block_tokens=64),
+    Layer(BF16, "q8h", "bf16", k_dim=512, v_dim=72, sinks=True, window=200, block_tokens=256, beside=(200, None)),
+    Layer(BF16, "q8h", "q8h", k_dim=256, v_dim=512, kv_heads=1, heads=8, block_tokens=128),
+    Layer(BF16, "q8h", "bf16", k_dim=240, v_dim=48, kv_heads=1, heads=6, window=70, latent=True),
 ]
 
 pytestmark = needs_compiler
@@ -134,7 +141,11 @@ def test_bits_depend_on_no_cut_no_company_and_no_threads(kernels: KernelLibrary,
     assert torch.equal(first, wanted[519:]) and torch.equal(second, whole[1085:])
 
 
-@pytest.mark.parametrize("layer", [Layer(BF16), Layer(BF16, "bf16", "bf16"), Layer(BF16, "bf16", "q4h")], ids=str)
+@pytest.mark.parametrize(
+    "layer",
+    [Layer(BF16), Layer(BF16, "bf16", "bf16"), Layer(BF16, "bf16", "q4h"), Layer(BF16, "q8h", "q8h")],
+    ids=str,
+)
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
 @pytest.mark.parametrize("which", ["k", "v"])
 def test_a_row_that_is_not_finite_fails_alone(kernels: KernelLibrary, layer: Layer, bad: float, which: str) -> None:
@@ -174,6 +185,7 @@ def test_a_row_of_queries_that_is_not_finite_stays_alone(kernels: KernelLibrary)
         Layer(BF16, window=600, kv_heads=1, heads=40),
         Layer(BF16, sinks=True),
         Layer(BF16, "q4h", "bf16", sinks=True, window=30),
+        Layer(BF16, "q8h", "q8h"),
         Layer(BF16, softcap=2.0),
     ],
     ids=str,
@@ -249,6 +261,7 @@ def test_other_dtypes_are_computed_by_torch(kernels: KernelLibrary, layer: Layer
     ("dims", "formats", "latent", "fit"),
     [
         ((64, 64), ("q4h", "q4h"), False, True),
+        ((256, 272), ("q8h", "q8h"), False, True),
         ((576, 512), ("q4h", "q4h"), False, False),
         ((256, 272), ("q4h", "q4h"), False, False),  # 17 scales
         ((41, 64), ("bf16", "bf16"), False, False),

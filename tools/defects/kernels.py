@@ -23,6 +23,15 @@ def native(name: str, file: str, old: str, new: str, *tests: str, level: str = "
 
 
 ATTENTION = (
+    native("values in 8 bits twice as large", "q8h.hpp", "[g] - STEP_EXPONENT", "[g] - STEP_EXPONENT + 1", RIGHT),
+    native("codes in 8 bits cut instead of rounded", "q8h.hpp", "std::nearbyint(", "std::trunc(", BYTES),
+    native(
+        "sums in 8 bits stay rotated",
+        "attention.hpp",
+        "q4h::output_format(layer) != RK_BF16",
+        "q4h::output_format(layer) == RK_Q4H",
+        RIGHT,
+    ),
     native(
         "query heads in the order of another model",
         "attention.hpp",

@@ -110,8 +110,8 @@ LATENTS = (
     native(
         "sums of latents not rotated back by the kernels",
         "attention.hpp",
-        "if (q4h::output_format(layer) == RK_Q4H) q4h::unrotate(",
-        "if (layer.v_format == RK_Q4H) q4h::unrotate(",
+        "if (q4h::output_format(layer) != RK_BF16) q4h::unrotate(",
+        "if (layer.v_format != RK_BF16) q4h::unrotate(",
         RIGHT,
     ),
 )

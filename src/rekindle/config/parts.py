@@ -41,7 +41,7 @@ class ModelSettings:
     kv: KVSetting = setting(
         "auto",
         "format of the KV cache, or those of K and of V; auto: 4 bits where that is safe",
-        detail="`q4h` is the 4-bit format, `q8h` the 8-bit one, which torch computes; `q8h/q4h` keeps K in 8 bits and "
+        detail="`q4h` is the 4-bit format, `q8h` the 8-bit one; `q8h/q4h` keeps K in 8 bits and "
         "V in 4. `auto` keeps 16 bits for models with biases on K or with attention sinks.",
     )
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = setting(

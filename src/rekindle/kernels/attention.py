@@ -16,7 +16,7 @@ import numpy as np
 from rekindle.kernels.library import KernelLibrary
 from rekindle.spec import CODES_PER_WORD, LayerSections, LayerSpec, Section, group_size
 
-FORMATS = {"bf16": 0, "q4h": 2}  # RK_BF16 and RK_Q4H of native/rekindle.h
+FORMATS = {"bf16": 0, "q4h": 2, "q8h": 5}  # RK_BF16, RK_Q4H and RK_Q8H of native/rekindle.h
 MOST_DIMS = 512
 MOST_ROTARY_DIMS, ROTARY_MULTIPLE = 128, 16
 MOST_SCALES = 16  # of V of one token, in vectors of the narrowest level

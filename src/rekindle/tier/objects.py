@@ -238,7 +238,9 @@ class Objects:
                 if self._is_closed:
                     raise TierUnavailable(CLOSED) from None
                 if time.monotonic() > deadline:
-                    raise HeadsLocked(f"{self._lock_path} has been locked by another process for {LOCK_S:g} s") from None
+                    raise HeadsLocked(
+                        f"{self._lock_path} has been locked by another process for {LOCK_S:g} s"
+                    ) from None
             time.sleep(LOOK_AGAIN_S)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -1,4 +1,5 @@
-// rk_attend: attention over blocks, in vectors, or in the tiles of AMX where the library has these.
+// rk_attend: attention over blocks, in vectors, or in the tiles of AMX where the library has these and they know
+// the formats.
 #include <algorithm>
 #include <cstdlib>
 
@@ -21,7 +22,8 @@ namespace products = tiled;
 
 extern "C" void rk_attend(const rk_layer* layer, const rk_attend_call* call, int32_t threads) {
 #if defined(__AMX_BF16__)
-  if (!layer->latent) return in_tiles::attend(*layer, *call, threads);
+  const bool in_8_bits = layer->k_format == RK_Q8H || layer->v_format == RK_Q8H;
+  if (!layer->latent && !in_8_bits) return in_tiles::attend(*layer, *call, threads);
 #endif
   in_vectors::attend(*layer, *call, threads);
 }

@@ -113,7 +113,7 @@ void prepare_queries(const Job& job, uint16_t* out) {
       const uint16_t* from = call.q.values + row * call.q.row_stride + head * call.q.head_stride;
       alignas(64) float x[q4h::MOST_QUERY + LANES];
       q4h::widen(from, dim, x);
-      if (job.layer.k_format == RK_Q4H) q4h::rotate(x, (int)job.layer.k_dim, job.layer.signs);
+      if (job.layer.k_format != RK_BF16) q4h::rotate(x, (int)job.layer.k_dim, job.layer.signs);
       alignas(64) uint16_t line[q4h::MOST_QUERY + LANES];
       for (int d = 0; d < dim; d += LANES) {
         simd::store_bf16(line + d, simd::mul(simd::load(x + d), simd::broadcast(factor)));
@@ -198,7 +198,7 @@ void finish_row(const Job& job, const Row& row, const float* state) {
   alignas(64) float x[q4h::MOST_DIMS + LANES];
   const Mass mass{state[job.sum_floats()], state[job.sum_floats() + 1]};
   products::gather(layer, job.shape, state, normaliser(job.call, row.head, mass), x);
-  if (q4h::output_format(layer) == RK_Q4H) q4h::unrotate(x, dim, layer.signs);
+  if (q4h::output_format(layer) != RK_BF16) q4h::unrotate(x, dim, layer.signs);
   alignas(64) uint16_t line[q4h::MOST_DIMS + LANES];
   for (int d = 0; d < dim; d += LANES) simd::store_bf16(line + d, simd::load(x + d));
   memcpy(job.call.output + (row.row * job.call.heads + row.head) * dim, line, dim * sizeof *line);

@@ -2,7 +2,7 @@
 // stays in the L2 cache.
 //
 // Levels are bf16 numbers: the odd numbers -15 to 15 of Q4H, whose scales are applied to scores and weights, or the
-// values of the native format. Tokens that nobody has hold finite numbers and have weight zero. Of a latent layer they
+// values of Q8H and of the native format. Tokens that nobody has hold finite numbers and have weight zero. Of a latent layer they
 // are numbers, levels times their scales, which are exact in bf16: many rows share each segment.
 //
 //     K   [pair of dimensions][token]               words of two levels; a scale for each 16 dimensions and token
@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "fetching.hpp"
+#include "q8h.hpp"
 #include "rekindle.h"
 #include "scales.hpp"
 
@@ -96,6 +97,25 @@ inline void copy_k(const uint8_t* from, int dim, int pair, int first, int count,
   }
 }
 
+// Values in Q8H of LANES tokens of one head, from row `row` of a section on, as bf16.
+struct Decoded {
+  alignas(64) uint16_t values[LANES * q4h::MOST_DIMS];
+
+  Decoded(const uint8_t* codes, const uint8_t* scales, int dim, int64_t row) {
+    const int groups = dim / q8h::group_of(dim);
+    for (int t = 0; t < LANES; t++, row++) q8h::decode(codes + row * dim, scales + row * groups, dim, values + t * dim);
+  }
+};
+
+// K of one block's head in Q8H, as `copy_k`.
+inline void decode_k(const rk_layer& layer, const uint8_t* block, int64_t head, int first, int count, Segment& m) {
+  const int dim = (int)layer.k_dim;
+  for (int t = 0; t < count; t += LANES) {
+    const Decoded decoded(block + layer.k, block + layer.k_scales, dim, head * layer.block_tokens + t);
+    copy_k((const uint8_t*)decoded.values, dim, 0, first + t, LANES, m);
+  }
+}
+
 // K of one block's head, `count` tokens, into column `first` of the segment.
 inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, int first, int count, Segment& m) {
   const int dim = (int)layer.k_dim, row = dim / q4h::WORD_CODES;  // words
@@ -103,6 +123,7 @@ inline void unpack_k(const rk_layer& layer, const uint8_t* block, int64_t head, 
     copy_k(block + layer.k + head * layer.block_tokens * dim * 2, dim, 0, first, count, m);
     return;
   }
+  if (layer.k_format == RK_Q8H) return decode_k(layer, block, head, first, count, m);
   const uint8_t* from = block + layer.k + head * layer.block_tokens * row * 4;
   for (int t = 0; t < count; t += LANES) {
     for (int word = 0; word < row; word += WORDS) {
@@ -187,6 +208,15 @@ inline void copy_v(const uint16_t* from, int dim, int count, const Shape& shape,
   }
 }
 
+// Vectors in Q8H of one head, from row `row` of a section on, as `copy_v`.
+inline void decode_v(const uint8_t* codes, const uint8_t* scales, int dim, int64_t row, int count, const Shape& shape,
+                     uint32_t* to) {
+  for (int t = 0; t < count; t += LANES, to += LANES / 2 * shape.sum_floats()) {
+    const Decoded decoded(codes, scales, dim, row + t);
+    copy_v(decoded.values, dim, LANES, shape, to);
+  }
+}
+
 // V of one block's head, `count` tokens, from token `first` of the segment on.
 inline void unpack_v(const rk_layer& layer, const uint8_t* block, int64_t head, int first, int count,
                      const Shape& shape, Segment& m) {
@@ -197,6 +227,7 @@ inline void unpack_v(const rk_layer& layer, const uint8_t* block, int64_t head, 
     copy_v((const uint16_t*)(block + layer.v) + row * dim, dim, count, shape, to);
     return;
   }
+  if (layer.v_format == RK_Q8H) return decode_v(block + layer.v, block + layer.v_scales, dim, row, count, shape, to);
   unpack_v_codes(block + layer.v + row * (dim / 2), dim, count, shape, to);
   scales::unpack(block + layer.v_scales + row * shape.v_scales, shape.v_scales, count, m.v_steps + first);
 }
@@ -250,6 +281,9 @@ inline void unpack_latent(const rk_layer& layer, const uint8_t* block, int64_t h
     unpack_k(layer, block, head, first, count, m);
     scale_k(dim, first, count, m);
     unpack_latents(block + layer.k + row * (dim / 2), bytes, dim, count, shape, v);
+  } else if (layer.k_format == RK_Q8H) {
+    decode_k(layer, block, head, first, count, m);
+    decode_v(block + layer.k, block + layer.k_scales, dim, row, count, shape, v);
   } else {
     copy_k(block + layer.k + row * dim * 2, dim, 0, first, count, m);
     copy_v((const uint16_t*)(block + layer.k) + row * dim, dim, count, shape, v);

@@ -16,15 +16,15 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 5
+#define RK_INTERFACE 6
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
 int32_t rk_start(void);
 
-/* Formats of numbers; RK_Q4H is that of K and V in 4 bits, RK_INT8 that of weights and rows in 8, RK_INT4 that of
- * weights in 4. */
-enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3, RK_INT4 = 4 };
+/* Formats of numbers; RK_Q4H and RK_Q8H are those of K and V in 4 and 8 bits, RK_INT8 that of weights and rows in 8,
+ * RK_INT4 that of weights in 4. */
+enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3, RK_INT4 = 4, RK_Q8H = 5 };
 
 /* Packed weights of a linear layer, out = in * weights^T: how many bytes, and the packing, as RK_BF16, RK_INT8, RK_INT4.
  *
@@ -59,9 +59,9 @@ void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads);
 
 /* Where a layer keeps K and V: block b at blocks + b * block_bytes, its sections at these offsets.
  *
- * K and V have a format each, RK_Q4H or RK_BF16 (without scales). Shapes are those of rekindle.spec. RK_Q4H: dimensions
- * are multiples of 16, at most 512 (at most 256 for those of V that are no multiples of 32). RK_BF16: even, at most
- * 512.
+ * K and V have a format each, RK_Q4H, RK_Q8H or RK_BF16 (without scales). Shapes are those of rekindle.spec. Dimensions
+ * are at most 512; RK_Q4H and RK_Q8H: multiples of 16 (at most 256 for those of V in RK_Q4H that are no multiples of 32);
+ * RK_BF16: even.
  *
  * latent: 1 where K is a latent and V a rotary key in RK_BF16, of a multiple of 16 dimensions up to 128, as eight words
  * are read at once: queries have the dimensions of both, scores are of both, and what is summed is K.
@@ -84,7 +84,7 @@ typedef struct {
 
 /* Stores K and V of `rows` rows: row r at token offsets[r] of block blocks[r], or nowhere where that is negative.
  *
- * worst: fp32 [rows], raised to the largest magnitude in the row, rotated in RK_Q4H, infinity or NaN if there is one.
+ * worst: fp32 [rows], raised to the largest magnitude in the row, rotated but in RK_BF16, infinity or NaN if there is one.
  * Values that are not finite are stored as some that are.
  */
 typedef struct {

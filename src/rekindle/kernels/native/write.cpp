@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "q4h.hpp"
+#include "q8h.hpp"
 #include "rekindle.h"
 
 namespace {
@@ -31,9 +32,21 @@ INLINE uint32_t word_of(const uint8_t* c) {
   return even | odd << 16;
 }
 
-// Encodes one vector of a head; `codes` is NULL where it is not to be stored. Returns the largest rotated magnitude.
-float encode(float* x, int dim, int group, const float* signs, uint8_t* codes, uint8_t* scales) {
-  q4h::rotate(x, dim, signs);
+// Encodes one rotated vector of a head; `codes` is NULL where it is not to be stored. Returns the largest magnitude.
+float encode_8(const float* x, int dim, int group, uint8_t* codes, uint8_t* scales) {
+  float worst = 0.f;
+  for (int g = 0; g < dim / group; g++) {
+    const float largest = q4h::worst_of(x + g * group, group);
+    worst = worse(largest, worst);
+    if (codes == nullptr) continue;
+    scales[g] = q8h::scale_byte(largest);
+    q8h::encode_group(x + g * group, group, scales[g], (int8_t*)codes + g * group);
+  }
+  return worst;
+}
+
+// The same in 4 bits.
+float encode_4(const float* x, int dim, int group, uint8_t* codes, uint8_t* scales) {
   float worst = 0.f;
   uint8_t unpacked[q4h::MOST_DIMS];
   for (int g = 0; g < dim / group; g++) {
@@ -78,16 +91,19 @@ float write_vector(const rk_layer& layer, const Section& s, int64_t row, int64_t
   if (s.format == RK_BF16) {
     return copy_finite(x, from, (int)s.dim, stored ? (uint16_t*)(base + s.offset) + at * s.dim : nullptr);
   }
-  uint8_t* codes = stored ? base + s.offset + at * (s.dim / 2) : nullptr;
+  const int64_t bytes = s.format == RK_Q8H ? s.dim : s.dim / 2;
+  uint8_t* codes = stored ? base + s.offset + at * bytes : nullptr;
   uint8_t* scales = stored ? base + s.scales + at * (s.dim / s.group) : nullptr;
-  return encode(x, (int)s.dim, s.group, layer.signs, codes, scales);
+  q4h::rotate(x, (int)s.dim, layer.signs);
+  return (s.format == RK_Q8H ? encode_8 : encode_4)(x, (int)s.dim, s.group, codes, scales);
 }
 
 }  // namespace
 
 extern "C" void rk_write(const rk_layer* layer, const rk_write_call* call, int32_t threads) {
+  const int k_group = layer->k_format == RK_Q8H ? q8h::group_of((int)layer->k_dim) : q4h::K_GROUP;
   const Section sections[2] = {
-      {call->k, layer->k, layer->k_scales, layer->k_dim, layer->k_format, q4h::K_GROUP},
+      {call->k, layer->k, layer->k_scales, layer->k_dim, layer->k_format, k_group},
       {call->v, layer->v, layer->v_scales, layer->v_dim, layer->v_format, q4h::v_group((int)layer->v_dim)},
   };
   if (call->rows * layer->kv_heads * (layer->k_dim + layer->v_dim) < SERIAL_VALUES) threads = 1;
