@@ -39,12 +39,13 @@ def main() -> None:
 
 def _code() -> int:
     from rekindle.cli.border import code_of, flush_output
-    from rekindle.kernels import thread_pool
 
     def run() -> int:
-        thread_pool.bound_spinning()
         gc.disable()  # what is imported stays, so it is not searched for garbage
         try:
+            from rekindle.kernels import thread_pool
+
+            thread_pool.bound_spinning()
             from rekindle.cli.commands import app
         finally:
             gc.freeze()

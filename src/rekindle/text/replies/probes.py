@@ -154,7 +154,7 @@ class _Prober:
     def ends(self) -> set[str]:
         """The control tokens that end a reply, and one with calls: the last that is written after it, unless it is also
         written inside of a reply, opens the next turn, or is a mark of calls. Where a template knows of reasoning and
-        shows none, what ends a question may end that, too. None in channels, where one mark ends every message."""
+        shows none, what ends a question may end that, too; in channels it ends every message."""
         question = Message("user", QUESTION)
         whole = self._rendered([question, Message("assistant", REPLY)]) or ""
         thought = self._rendered([question, Message("assistant", REPLY, reasoning=REASONING)]) or ""
@@ -166,9 +166,9 @@ class _Prober:
         elif self.thinking() is None and any("think" in text.lower() for text in self._encoder.template.literals()):
             inside += asked[:1]
         form = self.tools().form
-        if isinstance(form, ChannelForm):
-            return set()
-        marks = "".join(_strings_of(form))
+        in_channels = isinstance(form, ChannelForm)
+        inside += asked[:1] if in_channels else []
+        marks = "" if in_channels else "".join(_strings_of(form))
         found = set()
         for text in (whole.rpartition(REPLY)[2] if REPLY in whole else "", one):
             last = next((token for token in reversed(self._tokens(text)) if token not in asked[1:]), "")
