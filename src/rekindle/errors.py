@@ -78,7 +78,14 @@ class ConfigError(RekindleError):
 
 
 class ModelRefused(RekindleError):
-    """The model cannot be loaded or served correctly; the message gives the reason and what would fit."""
+    """The model cannot be loaded or served correctly; the message gives the reason and what would fit.
+
+    `remedy`: settings that may serve it, the end of the message; empty if there are none.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{message}: {remedy}" if remedy else message)
+        self.remedy = remedy
 
 
 class StoreError(RekindleError):

@@ -240,7 +240,7 @@ def test_the_trial_forward_finds_attention_that_is_not_passed_on(broken: str) ->
             return output, weights
 
         attention.forward = changed
-    with pytest.raises(ModelRefused, match="other logits than the model's own attention"):
+    with pytest.raises(ModelRefused, match="other results than the model's own attention"):
         trial.trial_forward(in_memory(model), torch.float32)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from rekindle.config import Settings
 from rekindle.errors import ModelRefused
 from rekindle.model import trial
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
+from tests.model.own_mutants import changed_attention
 
 
 @pytest.fixture(scope="module")
@@ -23,37 +22,27 @@ def loaded(real_file: Path) -> LoadedModel:
     return load_model(settings.model, block_tokens=64, max_context=None, format_map_dir=None)
 
 
+@pytest.fixture(scope="module")
+def tried(loaded: LoadedModel) -> LoadedModel:
+    """The model as the trial is given it: with packed weights and native KV."""
+    layout = loaded.spec.layout
+    layers = tuple(replace(layer, k_format="bf16", v_format="bf16") for layer in layout.layers)
+    return replace(loaded, spec=replace(loaded.spec, layout=replace(layout, layers=layers)))
+
+
 def test_a_real_model_is_served_by_default_settings(loaded: LoadedModel) -> None:
     assert loaded.promise == "bitwise"
 
 
-def _scaled(call: Callable[..., Any], module: Any, q: Any, k: Any, v: Any, mask: Any, **given: Any) -> Any:
-    return call(module, q, k, v, mask, **{**given, "scaling": given["scaling"] * 1.5})
-
-
-def _unmasked(call: Callable[..., Any], module: Any, q: Any, k: Any, v: Any, mask: Any, **given: Any) -> Any:
-    return call(module, q, k, v, torch.zeros_like(mask), **given)
-
-
-def _shifted(call: Callable[..., Any], module: Any, q: Any, k: Any, v: Any, mask: Any, **given: Any) -> Any:
-    """Queries are one position late."""
-    return call(module, q.roll(1, dims=2), k, v, mask, **given)
-
-
-@pytest.mark.parametrize("wrong", [_scaled, _unmasked, _shifted])
-def test_a_model_whose_own_attention_does_something_else_is_refused(
-    loaded: LoadedModel, wrong: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("kind", ["mask", "scale", "position", "window", "rotation"])  # the others are of no layer here
+def test_a_model_whose_own_attention_does_something_else_is_refused(tried: LoadedModel, kind: str) -> None:
     """Its own attention, which the trial compares with, computes what is not passed on to ours."""
-    code = vars(__import__(type(loaded.model).__module__, fromlist=["*"]))
-    own = code["eager_attention_forward"]
-
-    def changed(module: Any, q: Any, k: Any, v: Any, mask: Any, **given: Any) -> Any:
-        return wrong(own, module, q, k, v, mask, **given)
-
-    code["eager_attention_forward"] = changed
-    try:
-        with pytest.raises(ModelRefused, match=r"other logits .* kernels=torch"):
-            trial.trial_forward(loaded, loaded.dtype)
-    finally:
-        code["eager_attention_forward"] = own
+    windows = any(layer.window for layer in tried.spec.layout.layers)
+    with changed_attention(tried, kind) as calls:
+        if kind == "window" and not windows:
+            trial.trial_forward(tried, tried.dtype)
+            assert not calls
+        else:
+            with pytest.raises(ModelRefused, match=r"other results .* attention call .*kernels=torch .*dtype=fp32"):
+                trial.trial_forward(tried, tried.dtype)
+            assert calls

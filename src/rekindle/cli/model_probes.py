@@ -101,8 +101,10 @@ def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
     """Check whether the model can be served and what is guaranteed for it; also return the model if it can."""
     try:
         loaded = load_for_doctor(settings)
-    except (ModelRefused, ConfigError) as error:
-        return [Finding("model", "fail", str(error), "name another MODEL, or fix this one as described")], None
+    except ModelRefused as error:
+        return [Finding("model", "fail", str(error), error.remedy or "name another MODEL")], None
+    except ConfigError as error:
+        return [Finding("model", "fail", str(error), "change that setting, or name another MODEL")], None
     spec = loaded.spec
     findings = [
         Finding("model", "ok", f"{spec.name} ({spec.architecture}), context {spec.max_context:,} tokens"),

@@ -34,7 +34,7 @@ HARMLESS = frozenset(
 class AttentionCall:
     """A call by one attention layer: rows q [rows, heads, dim] over the KV of layer `kv_index`.
 
-    `latent`: K is a latent, V the rotary key, and q is of both (see `spec.LayerSpec`).
+    `latent`: where K is a latent, V the rotary key, and q is of both (see `spec.LayerSpec`), the map to their values.
     """
 
     layer_index: int
@@ -45,7 +45,11 @@ class AttentionCall:
     softcap: float | None
     sinks: torch.Tensor | None  # [heads]
     module: Any
-    latent: bool = False
+    latent: LatentMap | None = None
+
+    def expanded(self, attended: torch.Tensor) -> torch.Tensor:
+        """What attention to K and V gives, the values [rows, heads, v_dim]: of latents [rows, heads, k_dim], mapped."""
+        return attended if self.latent is None else self.latent.expand(attended)
 
 
 class Step(Protocol):
@@ -63,7 +67,7 @@ class Step(Protocol):
         """Take K and V, both [rows, kv_heads, dim], of one layer."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """The attention output of one layer: [rows, heads, v_dim], or of latents [rows, heads, k_dim]."""
+        """The attention output of one layer, `expanded`: [rows, heads, v_dim]."""
 
 
 class States(Protocol):
@@ -163,10 +167,9 @@ def rekindle_attention(
         raise ModelRefused("the model adds its own mask or bias to attention scores")
     call = read_call(module, query, kwargs, cache.kv_layer(key, value))
     expand = getattr(module, "expand_kv", None)
-    if not isinstance(expand, LatentMap):
-        return cache.step.attend(call)[None], None
-    call = replace(call, q=expand.absorb(query[0]).transpose(0, 1), latent=True)
-    return expand.expand(cache.step.attend(call))[None], None
+    if isinstance(expand, LatentMap):
+        call = replace(call, q=expand.absorb(query[0]).transpose(0, 1), latent=expand)
+    return cache.step.attend(call)[None], None
 
 
 def read_call(module: Any, query: torch.Tensor, kwargs: dict[str, Any], kv_index: int | None) -> AttentionCall:

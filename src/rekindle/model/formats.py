@@ -177,14 +177,14 @@ class DenseStep:
         self._kv[layer_index] = (k.float(), v.float())
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Return attention's rows times V, [rows, heads, v_dim], or times latents."""
+        """Return attention's rows times V: [rows, heads, v_dim]."""
         keys, values = self._kv[call.kv_index]
         if call.latent:
             keys, values = torch.cat((keys, values), dim=-1), keys
         true = attention_rows(call, keys)
         self._look_at(call, keys, true)
         values = values.transpose(0, 1).repeat_interleave(call.q.shape[1] // keys.shape[1], dim=0)
-        return (true.exp() @ values).transpose(0, 1).to(call.q.dtype)
+        return call.expanded((true.exp() @ values).transpose(0, 1).to(call.q.dtype))
 
     def _look_at(self, call: AttentionCall, keys: torch.Tensor, true: torch.Tensor) -> None:
         """Hook for subclasses that measure: the keys and the log-probabilities [heads, rows, keys] of a layer."""

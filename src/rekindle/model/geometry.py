@@ -77,7 +77,7 @@ class ProbeStep:
         self.calls.append(call)
         rows, heads, _ = call.q.shape
         _, k_dim, v_dim = self.shapes[call.kv_index]
-        return call.q.new_zeros(rows, heads, k_dim if call.latent else v_dim)
+        return call.expanded(call.q.new_zeros(rows, heads, k_dim if call.latent else v_dim))
 
 
 def probe(model: Any) -> Geometry:
@@ -112,7 +112,7 @@ def _check_every_layer(model: Any, step: ProbeStep) -> None:
 def _layer(step: ProbeStep, index: int) -> LayerGeometry:
     """Describe one KV layer; everything that attends to its KV must agree on the window."""
     calls = [call for call in step.calls if call.kv_index == index]
-    windows, latent = {call.window for call in calls}, any(call.latent for call in calls)
+    windows, latent = {call.window for call in calls}, any(call.latent is not None for call in calls)
     if len(windows) != 1:
         raise ModelRefused(f"the KV of layer {index} is attended to with windows {sorted(map(str, windows))}")
     heads, k_dim, v_dim = step.shapes[index]

@@ -46,15 +46,23 @@ class PagedStep:
             softcap=call.softcap,
             sinks=call.sinks,
         )
-        return attended.to(call.q.dtype)
+        return call.expanded(attended.to(call.q.dtype))
 
 
 class ModelRunner:
-    """Runs steps of one loaded model over one arena; used by one thread."""
+    """Runs steps of one loaded model over one arena; used by one thread. `step_type`: what carries each step."""
 
-    def __init__(self, loaded: LoadedModel, arena: KVArena, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        arena: KVArena,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        step_type: Callable[[PagedAttention, AttentionPlan], PagedStep] = PagedStep,
+    ) -> None:
         self.model_s = 0.0  # seconds inside the model so far; on a GPU the launch only
         self._clock = clock
+        self._step_type = step_type
         self._model = loaded.model
         self._arena = arena
         self._row_multiple = loaded.row_multiple
@@ -72,7 +80,7 @@ class ModelRunner:
             plan = AttentionPlan.build(
                 batch.spans, self._arena.layout, batch.num_rows, self._device, self._arena.rows_of
             )
-            step = PagedStep(self._paged, plan)
+            step = self._step_type(self._paged, plan)
             began = self._clock()
             logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
             self.model_s += self._clock() - began
