@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +17,9 @@ from typing import Any
 class Foreign:
     """Where it listens (empty: anywhere), and what it answers: a status, headers, the bytes of a body.
 
-    `hangs`: after these bytes it says nothing more, until the other side closes. `more`: its other models, as it lists
+    `hangs`: after these bytes it says nothing more, until the other side closes. `repeats`: after them it says this
+    again and again, until the other side closes. `models` and `first` are its list of models and what it answers to
+    the first prompt, as text. `more`: its other models, as it lists
     them. `prompt_token_ids`: what it says a prompt was.
     """
 
@@ -28,6 +32,9 @@ class Foreign:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     hangs: bool = False
+    repeats: bytes = b""
+    models: str | None = None
+    first: str | None = None
     more: list[dict[str, Any]] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -60,7 +67,8 @@ def foreign(**more: Any) -> Iterator[Foreign]:
             entry: dict[str, Any] = {"id": state.model, "object": "model"}
             if state.max_model_len is not None:
                 entry["max_model_len"] = state.max_model_len
-            self._send(200, {}, json.dumps({"data": [entry, *state.more]}).encode())
+            listed = json.dumps({"data": [entry, *state.more]}) if state.models is None else state.models
+            self._send(200, {}, listed.encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -73,19 +81,27 @@ def foreign(**more: Any) -> Iterator[Foreign]:
             elif not body.get("stream"):
                 choice: dict[str, Any] = {"token_ids": [5], "text": ""} if state.returns_ids else {"text": ""}
                 asked = {} if state.prompt_token_ids is None else {"prompt_token_ids": state.prompt_token_ids}
-                self._send(200, {}, json.dumps({"choices": [choice | asked]}).encode())
+                said = json.dumps({"choices": [choice | asked]}) if state.first is None else state.first
+                self._send(200, {}, said.encode())
             else:
                 state.asked.append(body)
                 self._stream()
 
         def _stream(self) -> None:
-            if not state.hangs:
+            if not state.hangs and not state.repeats:
                 self._send(state.status, state.headers, state.body)
                 return
-            self.send_response(200)
+            self.send_response(state.status)
             self.end_headers()
             self.wfile.write(state.body)
             self.wfile.flush()
+            with contextlib.suppress(ConnectionError):
+                while state.repeats:
+                    self.wfile.write(state.repeats)
+                    time.sleep(0.01)
+            if state.repeats:
+                state.left.set()
+                return
             self.connection.settimeout(60)
             if not self.connection.recv(1):  # the other side has closed
                 state.left.set()

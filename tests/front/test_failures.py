@@ -115,6 +115,38 @@ def test_a_silent_backend_is_given_up(scripted_model: Path) -> None:
         assert backend.left.wait(30)
 
 
+def test_a_line_that_never_ends_is_silence(scripted_model: Path) -> None:
+    with (
+        foreign(body=chunk([5]), repeats=b"x") as backend,
+        over(scripted_model, backend, backend_silence_s=0.5) as front,
+    ):
+        answer = chat(front)
+        assert answer.status == 503 and "sent nothing for 0.5 s" in answer.error["message"]
+        assert backend.left.wait(30)
+
+
+def test_lines_that_say_nothing_are_no_silence(scripted_model: Path) -> None:
+    beats = [b": waiting\n\n"] * 3
+    with (
+        foreign(body=b"".join(beats) + chunk([5], "length") + usage(0)) as backend,
+        over(scripted_model, backend) as it,
+    ):
+        assert chat(it).status == 200
+
+
+def test_an_error_without_an_end_is_not_read_to_its_end(scripted_model: Path) -> None:
+    with foreign(status=500, repeats=b"x" * (4 << 20)) as backend, over(scripted_model, backend) as front:
+        answer = chat(front)
+        assert answer.status == 502 and "status 500 and more than 16 MiB" in answer.error["message"]
+        assert backend.left.wait(30)
+
+
+def test_an_error_that_cannot_be_parsed(scripted_model: Path) -> None:
+    with foreign(status=500, body=b"[" * 100_000) as backend, over(scripted_model, backend) as front:
+        answer = chat(front)
+        assert answer.status == 502 and "status 500: [[[" in answer.error["message"]
+
+
 def test_a_timeout_of_ours_ends_the_request_there(scripted_model: Path) -> None:
     with foreign(hangs=True) as backend, over(scripted_model, backend, request_timeout_s=0.3) as front:
         answer = chat(front)
@@ -162,7 +194,15 @@ def test_no_server_at_the_start(scripted_model: Path) -> None:
     [
         ({"returns_ids": False}, "returns no token ids"),
         ({"tokens": [1, 2, 3]}, "another tokenizer"),
+        ({"models": "[" * 100_000}, "lists no models"),
+        ({"models": '{"data": [{"id": ["x"]}, {"id": {}}, 3]}'}, "lists no models"),
+        ({"models": "x" * (17 << 20)}, "more than 16 MiB"),
+        *(
+            ({"first": odd}, "returns no token ids")
+            for odd in ("[1]", '{"choices": "abc"}', '{"choices": [1]}', "{" * 9999)
+        ),
     ],
+    ids=lambda each: str(each)[:60],
 )
 def test_an_unfit_backend_at_the_start(scripted_model: Path, state: dict[str, Any], says: str) -> None:
     with foreign(**state) as backend, pytest.raises(ConfigError, match=says), over(scripted_model, backend):

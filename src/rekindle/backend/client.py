@@ -8,7 +8,6 @@ on this thread: pieces, then `None` at its end or the error that ended it. Nothi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 import threading
@@ -20,7 +19,16 @@ from typing import Any, TypeVar
 import httpx
 
 from rekindle.backend.process import OwnVllm
-from rekindle.backend.wire import COMPLETIONS, MODELS, EventLines, Piece, error_text, read_piece
+from rekindle.backend.wire import (
+    COMPLETIONS,
+    MODELS,
+    MOST_BODY_BYTES,
+    EventLines,
+    Piece,
+    error_text,
+    parsed,
+    read_piece,
+)
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.worker import Worker, described
 
@@ -93,12 +101,12 @@ class Backend:
         async def send() -> tuple[int, Any]:
             assert self._client is not None
             try:
-                response = await self._client.request(method, path, json=body, timeout=ASK_S)
-            except httpx.HTTPError as error:
-                raise BackendFailed(f"no server answers at {self.url}: {_reason(error)}") from error
-            with contextlib.suppress(ValueError):
-                return response.status_code, response.json()
-            return response.status_code, None
+                async with asyncio.timeout(ASK_S):
+                    answer = self._client.stream(method, path, json=body, timeout=ASK_S)
+                    async with answer as response:
+                        return response.status_code, parsed(await _whole(response))
+            except (httpx.HTTPError, TimeoutError) as error:
+                raise BackendFailed(f"no server answers at {self.url}: {_reason(error)}; start it first") from error
 
         return self._future(send()).result()
 
@@ -155,18 +163,23 @@ class Backend:
         if refusal is not None:
             emit(refusal)
             return
+        silence_s = self._address.silence_s
         try:
-            async with self._client.stream("POST", COMPLETIONS, json=body, headers=dict(headers)) as response:
+            async with (
+                asyncio.timeout(silence_s) as patience,
+                self._client.stream("POST", COMPLETIONS, json=body, headers=dict(headers)) as response,
+            ):
                 if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                    raise self._refusal(response)
+                    raise self._refusal(response, await _whole(response))
                 self._problem = None
-                await _read(response, emit)
+                await _read(response, emit, lambda: patience.reschedule(self._loop.time() + silence_s))
             emit(None)
         except RekindleError as error:
             emit(error)
-        except httpx.TimeoutException as error:
-            emit(self._away(error) if isinstance(error, httpx.ConnectTimeout) else self._silent())
+        except httpx.ConnectTimeout as error:
+            emit(self._away(error))
+        except (httpx.TimeoutException, TimeoutError):
+            emit(self._silent())
         except httpx.ConnectError as error:
             emit(self._away(error))
         except httpx.HTTPError as error:
@@ -193,9 +206,9 @@ class Backend:
         silence_s = self._address.silence_s
         return Timeout(f"the backend sent nothing for {silence_s:g} s (backend_silence_s)")
 
-    def _refusal(self, response: httpx.Response) -> RekindleError:
-        """Return the error for an answer that is no stream."""
-        status, message = response.status_code, _message(response)
+    def _refusal(self, response: httpx.Response, data: bytes) -> RekindleError:
+        """Return the error for an answer that is no stream, of these bytes."""
+        status, message = response.status_code, _message(data)
         if status in (401, 403):
             self._problem = f"the backend {self.url} refuses our key: set backend_key (REKINDLE_BACKEND_KEY)"
             return BackendFailed(self._problem)
@@ -213,11 +226,12 @@ class Backend:
                 self._problem = None
                 continue
             try:
-                response = await self._client.get(MODELS, timeout=LOOK_EVERY_S)
-                found = response.json() if response.status_code == httpx.codes.OK else None
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    async with self._client.stream("GET", MODELS, timeout=LOOK_EVERY_S) as response:
+                        found = parsed(await _whole(response)) if response.status_code == httpx.codes.OK else None
                 status = f"it answers {MODELS} with status {response.status_code}"
                 problem = differs(found) if found is not None else status
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx.HTTPError, TimeoutError) as error:
                 problem = f"it cannot be reached ({_reason(error)}): {self._remedy}"
             except Exception as error:
                 # Border: a list of models that cannot be read is a problem of the backend's, not of this thread.
@@ -227,10 +241,15 @@ class Backend:
                 logger.warning("%s", self._problem or f"the backend {self.url} serves the model again")
 
 
-async def _read(response: httpx.Response, emit: Callable[[Arrived], None]) -> None:
-    """Emit the pieces of a stream; BackendFailed if it breaks off before its end."""
+async def _read(response: httpx.Response, emit: Callable[[Arrived], None], is_alive: Callable[[], None]) -> None:
+    """Emit the pieces of a stream; BackendFailed if it breaks off before its end.
+
+    `is_alive` is called with every line that ends: one that goes on and on is silence.
+    """
     lines, has_ended = EventLines(), False
     async for data in response.aiter_bytes():
+        if b"\n" in data:
+            is_alive()
         for event in lines.push(data):
             if event == DONE:
                 return
@@ -241,15 +260,25 @@ async def _read(response: httpx.Response, emit: Callable[[Arrived], None]) -> No
         raise BackendFailed("the backend broke off its answer")
 
 
+async def _whole(response: httpx.Response) -> bytes:
+    """Return an answer that is no stream; BackendFailed, and the rest is not read, if it is too long for one."""
+    found = bytearray()
+    async for data in response.aiter_bytes():
+        found += data
+        if len(found) > MOST_BODY_BYTES:
+            raise BackendFailed(
+                f"the backend answered with status {response.status_code} and more than {MOST_BODY_BYTES >> 20} MiB"
+            )
+    return bytes(found)
+
+
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _message(response: httpx.Response) -> str:
-    try:
-        return error_text(response.json())
-    except ValueError:
-        return response.text[:500] or "no reason given"
+def _message(data: bytes) -> str:
+    found = parsed(data)
+    return error_text(found) if found is not None else data[:500].decode("utf-8", "replace") or "no reason given"
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -5,7 +5,7 @@ Raises ConfigError for a backend that cannot do the work: the message says what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,7 @@ class Served:
     @classmethod
     def find(cls, backend: Backend, wanted: str | None, names: Sequence[str]) -> Served:
         """Choose the model `wanted`, else the only one that is no adapter, else one of these `names`."""
-        try:
-            status, body = backend.ask("GET", MODELS)
-        except BackendFailed as error:
-            raise ConfigError(f"backend: {error}; start it first") from error
+        status, body = _answer(backend, "GET", MODELS)
         if status in (401, 403):
             raise ConfigError(f"backend: {backend.url} refuses our key: set backend_key (REKINDLE_BACKEND_KEY)")
         entries = _entries(body)
@@ -43,7 +40,8 @@ class Served:
                 raise ConfigError(f"backend_model: {wanted!r} is not served at {backend.url}; it has {listed}")
         else:
             base = [entry for entry in entries if not entry.get("parent")]
-            chosen = base if len(base) == 1 else [each for each in base if {each["id"], each.get("root")} & {*names}]
+            named = [each for each in base if each["id"] in names or each.get("root") in names]
+            chosen = base if len(base) == 1 else named
             if len(chosen) != 1:
                 raise ConfigError(f"backend: {backend.url} serves several models: set backend_model to one of {listed}")
         return cls(str(chosen[0]["id"]), _length(chosen[0]))
@@ -60,7 +58,9 @@ class Served:
 
 def _entries(body: Any) -> list[dict[str, Any]]:
     found = body.get("data") if isinstance(body, dict) else None
-    return [each for each in found if isinstance(each, dict) and "id" in each] if isinstance(found, list) else []
+    if not isinstance(found, list):
+        return []
+    return [each for each in found if isinstance(each, dict) and isinstance(each.get("id"), str)]
 
 
 def _length(entry: dict[str, Any]) -> int | None:
@@ -76,22 +76,32 @@ def check_tokens(backend: Backend, served: Served, encode: Callable[[str], Seque
     ids = [int(token_id) for token_id in encode(PROBE)]
     note = _same_tokens(backend, served, ids)
     body = {"model": served.name, "prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-    status, answer = backend.ask("POST", COMPLETIONS, body)
+    status, answer = _answer(backend, "POST", COMPLETIONS, body)
     if status != 200:
         raise ConfigError(f"backend: it does not take prompts as token ids (status {status}): {error_text(answer)}")
-    choice = ((answer or {}).get("choices") or [{}])[0]
-    if not isinstance(choice.get("token_ids"), list):
-        raise ConfigError(
-            "backend: it returns no token ids (return_token_ids), without which no reply can be remembered: vLLM does "
-            "from 0.10.2 on"
-        )
+    match answer:
+        case {"choices": [{"token_ids": list()} as choice, *_]}:
+            pass
+        case _:
+            raise ConfigError(
+                "backend: it returns no token ids (return_token_ids), without which no reply can be remembered: vLLM "
+                "does from 0.10.2 on"
+            )
     if choice.get("prompt_token_ids") not in (None, ids):
         raise ConfigError("backend: it changed the token ids of a prompt, so nothing could be matched")
     return note
 
 
+def _answer(backend: Backend, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    try:
+        return backend.ask(method, path, body)
+    except BackendFailed as error:
+        raise ConfigError(f"backend: {error}") from error
+
+
 def _same_tokens(backend: Backend, served: Served, ids: Sequence[int]) -> str:
-    status, answer = backend.ask("POST", TOKENIZE, {"model": served.name, "prompt": PROBE, "add_special_tokens": False})
+    body = {"model": served.name, "prompt": PROBE, "add_special_tokens": False}
+    status, answer = _answer(backend, "POST", TOKENIZE, body)
     if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
         return f"whether its tokenizer is the same is not known: it has no {TOKENIZE} (status {status})"
     if answer["tokens"] != list(ids):

@@ -6,7 +6,7 @@ Owns the shape of bodies and of the chunks of a stream. Opens no connection.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rekindle.errors import BackendFailed
 
 COMPLETIONS, MODELS, TOKENIZE = "/v1/completions", "/v1/models", "/tokenize"
 MOST_LINE_BYTES = 16 << 20  # of an event: one token with its scores takes a few kilobytes
+MOST_BODY_BYTES = 16 << 20  # of an answer that is read whole: a list of models, the tokens of a text, an error
 ID_KEY = "token_id:"  # how tokens are written with `return_tokens_as_token_ids`
 
 
@@ -54,23 +55,19 @@ class EventLines:
     """Server-sent events out of the bytes of a stream, split at line feeds alone: JSON may contain other breaks."""
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []
-        self._num_bytes = 0  # of `_rest`
+        self._rest = bytearray()  # of a line without its end
 
-    def push(self, data: bytes) -> Iterator[str]:
-        """Yield the data of the events that these bytes complete; BackendFailed for a line without an end."""
+    def push(self, data: bytes) -> list[str]:
+        """Return the data of the events that these bytes complete; BackendFailed for a line without an end."""
         first, *others = data.split(b"\n")
-        self._rest.append(first)
-        self._num_bytes += len(first)
-        if self._num_bytes > MOST_LINE_BYTES:
+        self._rest += first
+        if len(self._rest) > MOST_LINE_BYTES:
             raise BackendFailed(f"the backend sent a line of more than {MOST_LINE_BYTES >> 20} MiB")
         if not others:
-            return
-        *lines, rest = [b"".join(self._rest), *others]
-        self._rest, self._num_bytes = [rest], len(rest)
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip().decode("utf-8", "replace")
+            return []
+        *lines, rest = [bytes(self._rest), *others]
+        self._rest = bytearray(rest)
+        return [line[5:].strip().decode("utf-8", "replace") for line in lines if line.startswith(b"data:")]
 
 
 def read_piece(data: str) -> Piece:
@@ -121,6 +118,14 @@ def _by_id(others: Mapping[str, float]) -> dict[int, float]:
     if not all(key.startswith(ID_KEY) for key in others):
         raise ValueError("log probabilities name tokens by text, not by id (return_tokens_as_token_ids)")
     return {int(key.removeprefix(ID_KEY)): float(value) for key, value in others.items()}
+
+
+def parsed(data: bytes) -> Any:
+    """Return the JSON of a whole answer; None if it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def error_text(body: Any) -> str:
