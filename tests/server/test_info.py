@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anthropic
@@ -44,8 +45,8 @@ def test_how_many_requests_there_are_is_for_those_with_a_key(served: Served) -> 
         assert running.send("GET", "/health/ready").json == {"status": "ok", "problems": []}
         assert running.send("GET", "/health/ready", key="wrong").json == {"status": "ok", "problems": []}
         ready = running.send("GET", "/health/ready", key="k").json
-        assert set(ready) == {"status", "running", "waiting", "problems"}
-    assert set(served.send("GET", "/health/ready").json) == {"status", "running", "waiting", "problems"}
+        assert set(ready) == {"status", "running", "waiting", "process", "problems"} and ready["process"] == os.getpid()
+    assert set(served.send("GET", "/health/ready").json) == {"status", "running", "waiting", "process", "problems"}
 
 
 def test_tokens_of_messages_are_those_the_model_sees(served: Served) -> None:

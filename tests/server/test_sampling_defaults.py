@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.cli.chat import chat_loop
+from rekindle.cli.chat import EngineTalker, chat_loop
 from tests.front.conftest import fronting
 from tests.server.conftest import Served
 from tests.server.coordinating import create
@@ -124,7 +124,7 @@ def test_the_terminal_does_the_same(served: Served, monkeypatch: pytest.MonkeyPa
     for number in range(3):
         lines, shown = iter(["What did she say?", "/quit"]), io.StringIO()
         monkeypatch.setattr("builtins.input", lambda *_, lines=lines: next(lines))
-        chat_loop(served.engine, f"terminal-{number}", Console(file=shown, width=100))
+        chat_loop(EngineTalker(served.engine, f"terminal-{number}"), Console(file=shown, width=100))
         heard.add(shown.getvalue().rsplit("\n", 2)[0])
     assert len(heard) == 1
 

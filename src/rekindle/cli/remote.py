@@ -7,12 +7,13 @@ imported once a command asks, not for every `--help`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rekindle.config import ServerSettings, is_loopback
-from rekindle.errors import ConfigError, NotFound, RekindleError
+from rekindle.errors import ConfigError, NotFound, RekindleError, RequestFailed
 
 if TYPE_CHECKING:
     import httpx
@@ -33,7 +34,8 @@ class Remote:
         from rekindle.harness.http import connect
 
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._http = connect(self.url, api_key=key, timeout_s=timeout_s, proxies=getproxies())
+        self._access: dict[str, Any] = {"api_key": key, "timeout_s": timeout_s, "proxies": getproxies()}
+        self._http = connect(self.url, **self._access)
 
     @classmethod
     def of(cls, settings: ServerSettings, url: str | None = None, *, timeout_s: float = TIMEOUT_S) -> Remote:
@@ -55,15 +57,67 @@ class Remote:
             moves = not is_loopback(self._http.base_url.host)
             response = self._http.request(method, path, content=content, follow_redirects=moves)
         except httpx.HTTPError as error:
-            raise Unreachable(
-                f"no server answers at {self.url} ({error}): start one with `rekindle serve`, or name another by --url"
-            ) from error
+            raise _unreachable(self.url, error) from error
         if not response.is_success:
             raise _refusal(response, self.url)
         try:
             return response.json()
         except ValueError as error:
             raise RekindleError(f"{self.url}{path} answers, but not in JSON: is it a Rekindle server?") from error
+
+    @contextmanager
+    def streaming(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Iterator[Iterator[tuple[str, Any]]]:
+        """Post a request and yield the events of its answer; leaving ends the request.
+
+        Raises what `ask` does, and RequestFailed if the connection breaks in the middle.
+        """
+        import httpx
+
+        from rekindle.harness.http import events
+
+        try:
+            with self._http.stream("POST", path, content=json.dumps(body), headers=headers) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(response, self.url)
+                yield events(response)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _unreachable(self.url, error) from error
+        except httpx.HTTPError as error:
+            raise _broken(self.url, error) from error
+
+    async def streaming_async(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[tuple[str, Any], None]:
+        """Post a request and yield the events of its answer, as `streaming` does; closing it ends the request."""
+        import httpx
+
+        from rekindle.harness.http import connect_async, events_async
+
+        try:
+            async with (
+                connect_async(self.url, **self._access) as http,
+                http.stream("POST", path, content=json.dumps(body)) as response,
+            ):
+                if not response.is_success:
+                    await response.aread()
+                    raise _refusal(response, self.url)
+                async for event in events_async(response):
+                    yield event
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _unreachable(self.url, error) from error
+        except httpx.HTTPError as error:
+            raise _broken(self.url, error) from error
+
+
+def _unreachable(url: str, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"no server answers at {url} ({error}): start one with `rekindle serve`, or name another by --url"
+    )
+
+
+def _broken(url: str, error: Exception) -> RequestFailed:
+    return RequestFailed(f"the server at {url} went away in the middle of its answer ({error}); is it still running?")
 
 
 def agent_path(agent: str, *rest: str) -> str:

@@ -1,13 +1,13 @@
-"""run: play a scenario from a YAML file in the terminal, without a server."""
+"""run: play a scenario from a YAML file in the terminal, on the running server that has the store, or here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -15,16 +15,20 @@ from rich.markup import escape
 
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import NOT_A_TERMINAL, console
+from rekindle.cli.holding import find_server, naming_the_server
+from rekindle.cli.remote import Remote
 from rekindle.cli.settings import FLAGS, SERVER_FLAGS, help_of, with_settings
+from rekindle.cli.why import UrlOption
 from rekindle.config import SETTINGS, Settings, StoreSettings
 from rekindle.errors import BadRequest, ConfigError, RekindleError
 
 if TYPE_CHECKING:
     from rekindle.agents.log.records import SessionRecords
-    from rekindle.agents.scenes.play import Play
+    from rekindle.agents.scenes.play import Play, SceneSession
     from rekindle.agents.scenes.scenario import Scenario
-    from rekindle.agents.sessions.coordinator import Coordinator
     from rekindle.agents.sessions.events import SessionEvent
+
+    Work = Callable[[SceneSession], Awaitable[None]]
 
 ENGINE_FLAGS = tuple(name for name in FLAGS if name not in SERVER_FLAGS)
 
@@ -32,6 +36,7 @@ ENGINE_FLAGS = tuple(name for name in FLAGS if name not in SERVER_FLAGS)
 @with_settings(only=ENGINE_FLAGS)
 def run(
     settings: Settings,
+    flags: frozenset[str],
     scenario: Annotated[
         str | None, typer.Argument(metavar="[SCENARIO]", help="YAML file, or the name of a shipped one [lists those]")
     ] = None,
@@ -42,6 +47,7 @@ def run(
     transcript: Annotated[Path | None, typer.Option("--transcript", help="write a transcript as Markdown")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="no colours, as in a pipe")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="keep the session in the store when it is over")] = False,
+    url: UrlOption = None,
 ) -> int:
     """Play a scenario: agents talk, whisper, vote and play by a YAML file; without one, list the shipped ones."""
     from rekindle.agents.scenes.scenario import find, load
@@ -52,7 +58,11 @@ def run(
     if model is not None:
         settings = replace(settings, model=replace(settings.model, model=model))
     shown = Console(no_color=True, force_terminal=False, width=NOT_A_TERMINAL) if plain else console()
-    return _play(scene, settings, shown, transcript, keep)
+    if transcript is not None:
+        _check_transcript(transcript)
+    held = find_server(settings, flags, url)
+    house = LocalHouse(settings) if held is None else RemoteHouse(held.server)
+    return _play(scene, house, shown, transcript, keep)
 
 
 def _list_shipped() -> int:
@@ -76,35 +86,99 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _play(scene: Scenario, settings: Settings, shown: Console, path: Path | None, keep: bool) -> int:
-    from rekindle.agents.scenes.play import Play
-    from rekindle.agents.sessions.coordinator import Coordinator
+def _play(scene: Scenario, house: House, shown: Console, path: Path | None, keep: bool) -> int:
     from rekindle.cli.stage import Stage
     from rekindle.cli.transcript import Transcript
-    from rekindle.engine.api import Engine
 
-    if path is not None:
-        _check_transcript(path)
     shown.print(f"[bold]{escape(scene.title)}[/]\n{escape(scene.about)}", highlight=False, soft_wrap=True)
-    stage, written, play = Stage(scene, shown), Transcript(scene), None
+    stage, written = Stage(scene, shown), Transcript(scene)
+    progress = Progress()
     try:
-        with Engine(settings) as engine, closing(_records(engine.settings.store)) as records:
-            coordinator = Coordinator(engine, records)
-            play = Play(scene, coordinator)
-            asyncio.run(_follow(play, coordinator, (stage.show, written.add), keep=keep))
+        house.run(lambda place: _follow(scene, place, (stage.show, written.add), progress, keep=keep))
     except KeyboardInterrupt:
         stage.stop()
-        shown.print(_stopped(play, settings), highlight=False, soft_wrap=True)
+        shown.print(_stopped(progress.play, house.resume), highlight=False, soft_wrap=True)
         return INTERRUPTED
     except RekindleError:
         stage.stop()
-        if play is not None and play.session is not None:
-            shown.print(_stopped(play, settings), highlight=False, soft_wrap=True)
+        if progress.play is not None and progress.play.session is not None:
+            shown.print(_stopped(progress.play, house.resume), highlight=False, soft_wrap=True)
         raise
     finally:
         if path is not None:
             path.write_text(written.text(stage.totals.summary()), encoding="utf-8")
     return 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """The play, once it has been set up."""
+
+    play: Play | None = None
+
+
+class House(Protocol):
+    """Where a scene is played. `resume` says what can be done with a session that stopped; None: nothing is kept."""
+
+    @property
+    def resume(self) -> str | None:
+        """Who can resume a session that stopped; None: it is not kept."""
+        ...
+
+    def run(self, work: Work) -> None:
+        """Give the work a session to play in, and wait for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHouse:
+    """An engine in this process, with these settings."""
+
+    settings: Settings
+
+    @property
+    def resume(self) -> str | None:
+        """A server on the same store, if there is one."""
+        return "a server on the same store" if self.settings.store.enabled else None
+
+    def run(self, work: Work) -> None:
+        """Load the model and play."""
+        from rekindle.agents.scenes.played_here import CoordinatedSession
+        from rekindle.agents.sessions.coordinator import Coordinator
+        from rekindle.engine.api import Engine
+
+        with naming_the_server(), Engine(self.settings) as engine, closing(_records(engine.settings.store)) as records:
+            coordinator = Coordinator(engine, records)
+
+            async def played() -> None:
+                await coordinator.start()
+                try:
+                    await work(CoordinatedSession(coordinator))
+                finally:
+                    await coordinator.close()
+
+            asyncio.run(played())
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHouse:
+    """A running server."""
+
+    server: Remote
+
+    @property
+    def resume(self) -> str | None:
+        """The server itself."""
+        return f"the server at {self.server.url}"
+
+    def run(self, work: Work) -> None:
+        """Play over HTTP."""
+        from rekindle.cli.remote_session import RemoteSession
+
+        async def played() -> None:
+            await work(RemoteSession(self.server))
+
+        asyncio.run(played())
 
 
 def _records(settings: StoreSettings) -> SessionRecords:
@@ -126,30 +200,34 @@ def _check_transcript(path: Path) -> None:
 
 
 async def _follow(
-    play: Play, coordinator: Coordinator, followers: Sequence[Callable[[SessionEvent], None]], *, keep: bool
+    scene: Scenario,
+    place: SceneSession,
+    followers: Sequence[Callable[[SessionEvent], None]],
+    progress: Progress,
+    *,
+    keep: bool,
 ) -> None:
     """Play the scene to its end; cancelling ends the running turn within a step and keeps the session."""
-    await coordinator.start()
-    try:
-        async with aclosing(play.run()) as events:
-            async for event in events:
-                for follow in followers:
-                    follow(event)
-        if not keep:
-            await play.end()
-    finally:
-        await coordinator.close()
+    from rekindle.agents.scenes.play import Play
+
+    play = progress.play = Play(scene, place)
+    async with aclosing(play.run()) as events:
+        async for event in events:
+            for follow in followers:
+                follow(event)
+    if not keep:
+        await play.end()
 
 
-def _stopped(play: Play | None, settings: Settings) -> str:
+def _stopped(play: Play | None, resume: str | None) -> str:
     """Where the scene stopped, and what is stored of it."""
     if play is None or play.session is None:
         return "stopped before the scene began"
     where = f"in phase {play.phase.name!r}" if play.phase is not None else "at the end"
-    if not settings.store.enabled:
+    if resume is None:
         return f"stopped {where}; with --store off nothing is kept"
     return (
-        f"stopped {where}. The conversation is saved as session {play.session}, and its agents remember it: a server "
-        f"on the same store can resume it (POST /v1/coordination/sessions/{play.session}/round) or delete it (DELETE "
+        f"stopped {where}. The conversation is saved as session {play.session}, and its agents remember it: {resume} "
+        f"can resume it (POST /v1/coordination/sessions/{play.session}/round) or delete it (DELETE "
         f"/v1/coordination/sessions/{play.session})"
     )

@@ -13,9 +13,11 @@ import typer
 
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import console
+from rekindle.cli.holding import find_server, naming_the_server
 from rekindle.cli.interrupts import interrupts
 from rekindle.cli.settings import BACKEND_FLAGS, SERVER_FLAGS, with_settings
 from rekindle.cli.units import show_bytes
+from rekindle.cli.why import UrlOption
 from rekindle.config import Settings
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -123,14 +125,21 @@ def _left(settings: Settings) -> str:
 @with_settings(unused=SERVER_FLAGS)
 def chat(
     settings: Settings,
+    flags: frozenset[str],
     agent: Annotated[str, typer.Option("--agent", help="whose memory to use")] = "me",
+    url: UrlOption = None,
 ) -> int:
-    """Talk to the model here, without a server; /quit or the end of input ends it."""
-    from rekindle.cli.chat import chat_loop
+    """Talk to the running server that has the store, else to the model here; /quit or the end of input ends it."""
+    from rekindle.cli.chat import EngineTalker, RemoteTalker, chat_loop
+
+    held = find_server(settings, flags, url)
+    if held is not None:
+        chat_loop(RemoteTalker(held.server, held.model, agent), console())
+        return 0
     from rekindle.engine.api import Engine
 
-    with Engine(settings) as engine:
-        chat_loop(engine, agent, console())
+    with naming_the_server(), Engine(settings) as engine:
+        chat_loop(EngineTalker(engine, agent), console())
     return 0
 
 

@@ -90,19 +90,23 @@ def with_settings(
     unused: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[Command], Callable[..., None]]:
-    """Give a command every setting as a flag. It is called with `Settings` and its own keyword parameters.
+    """Give a command every setting as a flag. It is called with `Settings` and its own keyword parameters; one named
+    `flags` gets the names of the settings that were given as flags.
 
     `only`: the flags it has (None: all), for commands that load no model. `unused`: flags that it has no use for and
     refuses. `defaults` override those of `config`.
     """
 
     def decorate(command: Command) -> Callable[..., None]:
-        parameters = inspect.signature(command, eval_str=True).parameters.values()
-        own = [item for item in parameters if item.name != "settings"]
+        parameters = inspect.signature(command, eval_str=True).parameters
+        own = [item for item in parameters.values() if item.name not in ("settings", "flags")]
         flags = _setting_flags() if only is None else [*(_table_flag(name) for name in only), _config_flag()]
 
         def run(**given: Any) -> None:
             extra = {item.name: given.pop(item.name) for item in own}
+            if "flags" in parameters:
+                named = {"bare_model": "model"}
+                extra["flags"] = frozenset(named.get(name, name) for name, value in given.items() if value)
             exit_with(lambda: command(_load(given, unused, defaults), **extra))
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__

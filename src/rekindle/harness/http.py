@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from urllib.request import proxy_bypass
 
@@ -34,6 +34,17 @@ def connect(
     `timeout_s` limits connecting and each wait for bytes, not the whole request. `proxies`, by scheme, are used for
     other machines only; those of the environment are not.
     """
+    return httpx.Client(**_options(url, timeout_s, api_key, proxies))
+
+
+def connect_async(
+    url: str, *, timeout_s: float, api_key: str | None = None, proxies: Mapping[str, str] | None = None
+) -> httpx.AsyncClient:
+    """Return a client as `connect` does, for an event loop."""
+    return httpx.AsyncClient(**_options(url, timeout_s, api_key, proxies))
+
+
+def _options(url: str, timeout_s: float, api_key: str | None, proxies: Mapping[str, str] | None) -> dict[str, Any]:
     try:
         base = httpx.URL(url)
     except httpx.InvalidURL:
@@ -43,15 +54,15 @@ def connect(
     is_here = is_loopback(base.host)
     proxy = None if is_here or proxy_bypass(base.netloc.decode()) else (proxies or {}).get(base.scheme)
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
-    return httpx.Client(
-        base_url=base,
-        headers=headers | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"}),
-        timeout=timeout_s,
-        limits=httpx.Limits(max_keepalive_connections=0),  # and any number of connections
-        verify=False if is_here and base.scheme == "http" else ssl.create_default_context(),  # reads files for 20 ms
-        proxy=proxy if not proxy or "://" in proxy else f"http://{proxy}",
-        trust_env=False,
-    )
+    return {
+        "base_url": base,
+        "headers": headers | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"}),
+        "timeout": timeout_s,
+        "limits": httpx.Limits(max_keepalive_connections=0),  # and any number of connections
+        "verify": False if is_here and base.scheme == "http" else ssl.create_default_context(),  # reads files for 20 ms
+        "proxy": proxy if not proxy or "://" in proxy else f"http://{proxy}",
+        "trust_env": False,
+    }
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
@@ -59,14 +70,33 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
 
     Data is one line. Skips comments, and a line that the end of the connection truncated.
     """
-    name, rest = "", b""
+    reader = _EventReader()
     for received in response.iter_bytes():
-        *lines, rest = (rest + received).split(b"\n")  # `iter_lines` would also split at U+2028 inside a text
+        yield from reader.read(received)
+
+
+async def events_async(response: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    """Yield what `events` does, of a client for an event loop."""
+    reader = _EventReader()
+    async for received in response.aiter_bytes():
+        for event in reader.read(received):
+            yield event
+
+
+class _EventReader:
+    """Splits the bytes of a stream into its events; keeps the name and the line that have begun."""
+
+    def __init__(self) -> None:
+        self._name, self._rest = "", b""
+
+    def read(self, received: bytes) -> Iterator[tuple[str, Any]]:
+        """Yield the events that these bytes complete."""
+        *lines, self._rest = (self._rest + received).split(b"\n")  # `iter_lines` also splits at U+2028 inside a text
         for line in lines:
             field, _, value = line.decode(errors="replace").partition(":")
             if field == "event":
-                name = value.strip()
+                self._name = value.strip()
             elif field == "data":
-                yield name, None if value.strip() == "[DONE]" else json.loads(value)
+                yield self._name, None if value.strip() == "[DONE]" else json.loads(value)
             elif not line.strip():
-                name = ""
+                self._name = ""

@@ -5,6 +5,7 @@ Statistics of all namespaces are for admins. Health is public, but its problems 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -48,6 +49,7 @@ class Readiness(BaseModel):
     running: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     waiting: int | None = Field(default=None, description="requests, of all namespaces; with a key only")
     slot: int | None = Field(default=None, description="of the store, if it has slots; with a key only")
+    process: int | None = Field(default=None, description="its id, as the store's lock names it; with a key only")
     problems: list[str] = Field(description="what is wrong; with a key only")
 
 
@@ -150,7 +152,8 @@ def health_router(engine: Engine, problems: Problems) -> APIRouter:
         if not access_of(request).has_key:
             return JSONResponse({"status": status, "problems": []}, code)
         stats = engine.stats()
-        counts = {"running": stats.num_running, "waiting": stats.num_waiting} | _slot(engine.settings.store)
+        counts = {"running": stats.num_running, "waiting": stats.num_waiting, "process": os.getpid()}
+        counts |= _slot(engine.settings.store)
         return JSONResponse({"status": status, **counts, "problems": problems_found}, code)
 
     @router.get("/version")

@@ -67,7 +67,8 @@ class ServedModel:
         }
 
     def described(self) -> dict[str, Any]:
-        """Return the entry of /v1/models; KV sizes are bytes per token, averaged over whole blocks.
+        """Return the entry of /v1/models; KV sizes are bytes per token, averaged over whole blocks. `sampling` is what
+        chats of our own are sampled with.
 
         A front, where KV is another server's, says what kind of server that is.
         """
@@ -89,5 +90,6 @@ class ServedModel:
                 "architecture": spec.architecture,
                 **(kv if backend.address is None else {"backend": backend.kind}),
                 "promise": self._engine.promise,
+                "sampling": self._engine.sampling.named("llama-server"),
             },
         }

@@ -37,6 +37,7 @@ __all__ = [
     "agents_of",
     "check_store",
     "collect_stale",
+    "holders",
     "list_stores",
     "purge_agent",
     "rebuild_store",
@@ -68,6 +69,11 @@ class CheckReport:
 def list_stores(directory: Path, *, fs: FileSystem | None = None) -> list[StoreInfo]:
     """Every model's store in the directory, most recently used first, including those in use."""
     return stale.list_stores(directory, fs or OsFileSystem())
+
+
+def holders(directory: Path, *, fs: FileSystem | None = None) -> set[str]:
+    """The processes that have a store in the directory or in a slot of it open: `process` and its id; OSError."""
+    return stale.holders(directory, fs or OsFileSystem())
 
 
 def stale_stores(

@@ -56,6 +56,12 @@ def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
     return sorted(found, key=lambda info: -info.last_use)
 
 
+def holders(directory: Path, fs: FileSystem) -> set[str]:
+    """The processes that have a store below `directory` open, as `holder` names each."""
+    found = (holder(path, fs) for path, _ in _stores(directory))
+    return {each for each in found if each is not None}
+
+
 def stale_stores(
     directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
 ) -> list[StoreInfo]:

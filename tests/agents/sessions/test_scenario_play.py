@@ -15,6 +15,7 @@ from rekindle import Engine
 from rekindle.agents.log.records import SessionRecords
 from rekindle.agents.machine.types import Utterance
 from rekindle.agents.scenes.play import Play
+from rekindle.agents.scenes.played_here import CoordinatedSession
 from rekindle.agents.scenes.scenario import Scenario, find, load, shipped
 from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.agents.sessions.events import SessionEvent
@@ -68,7 +69,7 @@ def played(
         coordinator = Coordinator(engine, SessionRecords.open(None))
         await coordinator.start()
         try:
-            play = Play(scene, coordinator)
+            play = Play(scene, CoordinatedSession(coordinator))
             events = [event async for event in play.run()]
             assert play.session is not None
             said = coordinator.messages("default", play.session)
@@ -158,7 +159,7 @@ def test_a_vote_that_is_dropped_decides_nothing(engine: Engine, tmp_path: Path) 
     async def drop() -> tuple[Play, list[SessionEvent]]:
         coordinator = Coordinator(engine, SessionRecords.open(None))
         await coordinator.start()
-        play, events = Play(small(tmp_path, TWO_VOTES), coordinator), []
+        play, events = Play(small(tmp_path, TWO_VOTES), CoordinatedSession(coordinator)), []
         async with aclosing(play.run()) as running:
             async for event in running:
                 events.append(event)
@@ -194,7 +195,7 @@ def test_leaving_early_leaves_the_session_until_it_is_ended(engine: Engine, tmp_
         coordinator = Coordinator(engine, SessionRecords.open(None))
         await coordinator.start()
         scene = small(tmp_path).with_sampling(max_tokens=200, ignore_eos=True)  # nobody is through when it is left
-        play = Play(scene, coordinator)
+        play = Play(scene, CoordinatedSession(coordinator))
         await play.end()  # there is none yet
         async with aclosing(play.run()) as events:
             async for event in events:

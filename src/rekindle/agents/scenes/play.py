@@ -1,6 +1,7 @@
 """Play a scene in one session: run its phases in order and yield events as they happen.
 
-Owns the progress of the play. Knows neither terminal nor HTTP: the caller displays the events. In addition to the
+Owns the progress of the play. Knows neither terminal nor HTTP: the caller displays the events, and the session may be
+of this process or of a server. In addition to the
 session's own events (docs/coordination.md) it emits:
 
     scene {session, layout}            the session has begun; `layout`: whether prompts only grow
@@ -12,43 +13,78 @@ session's own events (docs/coordination.md) it emits:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 from rekindle.agents.machine.decisions import Ballot, Count, Decision, Question
-from rekindle.agents.machine.types import Audience
+from rekindle.agents.machine.types import Audience, Plan, Topology, Utterance
 from rekindle.agents.scenes.games import Game, number
 from rekindle.agents.scenes.phases import Phase
 from rekindle.agents.scenes.scenario import Scenario
 from rekindle.agents.scenes.story import Story
 from rekindle.agents.scenes.templating import Template
-from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.agents.sessions.events import SessionEvent, of_utterance
 
 Events = AsyncGenerator[SessionEvent, None]
 NOBODY: Audience = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A session that has begun: its id, whether its prompts only grow, and what has been said in it."""
+
+    id: str
+    layout: Mapping[str, Any]
+    said: tuple[Utterance, ...]
+
+
+class SceneSession(Protocol):
+    """The one session that a scene is played in. Runs yield their events; closing one early keeps the session."""
+
+    async def begin(self, plan: Plan) -> Begun:
+        """Create the session; called once, before all else."""
+        ...
+
+    async def post(self, text: str, *, by: str | None, to: Audience) -> Utterance:
+        """Post a message, by the host unless `by` is given."""
+        ...
+
+    def turn(self, *, speaker: str | None, to: Audience, topology: Topology) -> Events:
+        """Have one agent speak; `to` limits who hears it."""
+        ...
+
+    def round(self, *, speakers: Sequence[str] | None, to: Audience, topology: Topology) -> Events:
+        """Play a round of a topology."""
+        ...
+
+    def vote(self, question: Question, *, voters: Sequence[str]) -> Events:
+        """Put a question to the voters."""
+        ...
+
+    async def end(self) -> None:
+        """Delete the session; permanent agents keep their memories."""
+        ...
+
+
 class Play:
     """One scene in its own session, which is created when the play begins and remains when it ends."""
 
-    def __init__(self, scenario: Scenario, coordinator: Coordinator, *, namespace: str = "default") -> None:
+    def __init__(self, scenario: Scenario, place: SceneSession) -> None:
         self.scenario = scenario
-        self.namespace = namespace
         self.session: str | None = None
         self.phase: Phase | None = None
         self.story = Story(scenario.variables, (each.name for each in scenario.plan.participants))
-        self._coordinator = coordinator
+        self._place = place
         self._decided: Decision | None = None  # by the last vote; None: not yet, or it was dropped
 
     async def run(self) -> Events:
         """Play the scene, once. Closing the iterator early stops the turn within a step and keeps the session."""
-        info = await self._coordinator.create(self.namespace, self.scenario.plan)
-        self.session = info.id
-        yield SessionEvent("scene", {"session": info.id, "layout": asdict(info.layout)})
-        for utterance in self._coordinator.messages(self.namespace, info.id):
+        begun = await self._place.begin(self.scenario.plan)
+        self.session = begun.id
+        yield SessionEvent("scene", {"session": begun.id, "layout": begun.layout})
+        for utterance in begun.said:
             yield of_utterance(utterance)
         for phase in self.scenario.phases:
             self.phase = phase
@@ -66,7 +102,7 @@ class Play:
     async def end(self) -> None:
         """Delete the session; permanent agents keep their memories. Does nothing without a session."""
         if self.session is not None:
-            await self._coordinator.delete(self.namespace, self.session)
+            await self._place.end()
             self.session = None
 
     def _steps(self, phase: Phase) -> Iterator[Events]:
@@ -102,10 +138,10 @@ class Play:
 
     async def _post(self, text: Template, by: str | None, to: Audience) -> Events:
         words = text.render(self.story.values())
-        yield of_utterance(await self._coordinator.post_message(self.namespace, self._id, words, by=by, to=to))
+        yield of_utterance(await self._place.post(words, by=by, to=to))
 
     def _turn(self, phase: Phase, speaker: str | None, to: Audience) -> Events:
-        return self._coordinator.turn(self.namespace, self._id, speaker=speaker, to=to, topology=phase.topology)
+        return self._place.turn(speaker=speaker, to=to, topology=phase.topology)
 
     def _round(self, phase: Phase) -> Events:
         """Play a round: in a whisper phase each speaks to its neighbour only, otherwise to the phase's audience.
@@ -114,11 +150,11 @@ class Play:
         """
         to = None if phase.topology == "whisper" else phase.audience
         speakers = None if phase.topology == "moderated" and phase.audience is None else phase.agents
-        return self._coordinator.round(self.namespace, self._id, speakers=speakers, to=to, topology=phase.topology)
+        return self._place.round(speakers=speakers, to=to, topology=phase.topology)
 
     def _put(self, phase: Phase, question: Question) -> Events:
         self._decided = None
-        return self._coordinator.vote(self.namespace, self._id, question, voters=phase.agents)
+        return self._place.vote(question, voters=phase.agents)
 
     def _result(self, question: Question) -> Decision:
         """Return the vote's decision; a dropped vote decides nothing."""
@@ -137,22 +173,19 @@ class Play:
             if by in self.story.scores:
                 self.story.said(phase.name, by, text)
 
-    @property
-    def _id(self) -> str:
-        assert self.session is not None, "the play has not begun"
-        return self.session
-
 
 async def _once(event: SessionEvent) -> Events:
     yield event
 
 
 def _decision(data: Mapping[str, Any]) -> Decision:
-    """Rebuild a decision from its event's data."""
+    """Rebuild a decision from its event's data, which may have come as JSON."""
     nested = {
         "question": Question(**data["question"]),
-        "counts": tuple(Count(**each) for each in data["counts"]),
-        "ballots": tuple(Ballot(**each) for each in data["ballots"]),
+        "counts": tuple(Count(tuple((option, number) for option, number in each["votes"])) for each in data["counts"]),
+        "ballots": tuple(Ballot(**{**each, "ranking": tuple(each["ranking"])}) for each in data["ballots"]),
+        "tied": tuple(data["tied"]),
+        "abstained": tuple(data["abstained"]),
     }
     return Decision(**{**data, **nested})
 

@@ -27,6 +27,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 Line = Annotated[str, Field(max_length=LONGEST_LINE)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Names = Annotated[list[Name], Field(min_length=1, max_length=MOST_AGENTS)]
+Hearers = Annotated[list[Name], Field(max_length=MOST_AGENTS)]
 
 
 class SamplingOptions(StrictModel):
@@ -82,20 +83,25 @@ class _RunBody(StrictModel):
     sampling: SamplingOptions | None = Field(default=None, description="for this run, instead of the session's")
 
 
-class TurnBody(_RunBody):
+class _SpeakingBody(_RunBody):
+    to: Name | Hearers | None = Field(
+        default=None, description="the only agents that hear it, none of them with an empty list; null: all"
+    )
+    topology: Topology | None = Field(default=None, description="of this run, instead of the session's")
+
+
+class TurnBody(_SpeakingBody):
     """One turn."""
 
     speaker: Name | None = Field(default=None, description="null: the next one in this topology")
-    to: Name | Names | None = Field(default=None, description="the only agents that hear it; null: all")
 
 
-class RoundBody(_RunBody):
+class RoundBody(_SpeakingBody):
     """One round."""
 
     speakers: Names | None = Field(
         default=None, description="in this order, or for the moderator to pick from; null: those of the topology"
     )
-    to: Name | Names | None = Field(default=None, description="the only agents that hear it; null: all")
 
 
 class VoteBody(_RunBody):

@@ -165,14 +165,14 @@ def _running(router: APIRouter, sessions: Sessions, streams: StreamSettings, obs
 
 async def _turn(sessions: Sessions, namespace: str, id: str, body: TurnBody | None) -> Events:
     asked, coordinator = body or TurnBody(), await sessions.coordinator()
-    sampling = sampling_of(asked.sampling)
-    return coordinator.turn(namespace, id, speaker=asked.speaker, to=audience_of(asked.to), sampling=sampling)
+    to, sampling = audience_of(asked.to), sampling_of(asked.sampling)
+    return coordinator.turn(namespace, id, speaker=asked.speaker, to=to, sampling=sampling, topology=asked.topology)
 
 
 async def _round(sessions: Sessions, namespace: str, id: str, body: RoundBody | None) -> Events:
     asked, coordinator = body or RoundBody(), await sessions.coordinator()
-    speakers, sampling = names_of(asked.speakers), sampling_of(asked.sampling)
-    return coordinator.round(namespace, id, speakers=speakers, to=audience_of(asked.to), sampling=sampling)
+    to, sampling, speakers = audience_of(asked.to), sampling_of(asked.sampling), names_of(asked.speakers)
+    return coordinator.round(namespace, id, speakers=speakers, to=to, sampling=sampling, topology=asked.topology)
 
 
 async def _vote(sessions: Sessions, namespace: str, id: str, body: VoteBody | None) -> Events:
