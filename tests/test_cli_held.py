@@ -199,6 +199,7 @@ def test_a_server_without_the_store_or_the_model_is_left_alone(house: House, tmp
         return find_server(settings, (), None)
 
     assert found() is not None and found(model="pocket") is not None
+    assert found(model="smollm2") is None
     assert found(model="none/such") is None
     assert found(store="off") is None
     assert found(store=tmp_path / "other") is None

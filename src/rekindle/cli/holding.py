@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from rekindle.cli.remote import Remote
 from rekindle.config import Settings
-from rekindle.errors import ConfigError, RekindleError, StoreLocked
+from rekindle.errors import ConfigError, NotFound, RekindleError, StoreLocked
+from rekindle.model.short_names import short_name
 
 FINDING_S = 5.0  # a server answers this at once, also while it computes
 DECIDED_HERE = frozenset({"model", "store", "config"})  # flags that say which server, or nothing of an engine
@@ -95,5 +96,13 @@ def _served(server: Remote, model: str | None) -> dict[str, Any]:
     if model is None:
         found: list[dict[str, Any]] = server.ask("GET", "/v1/models")["data"]
         return found[0]
-    entry: dict[str, Any] = server.ask("GET", f"/v1/models/{quote(model, safe='')}")
+    short = short_name(model)
+    for name in () if short is None else short.names:
+        with contextlib.suppress(NotFound):
+            return _entry(server, name)
+    return _entry(server, model)
+
+
+def _entry(server: Remote, name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = server.ask("GET", f"/v1/models/{quote(name, safe='')}")
     return entry

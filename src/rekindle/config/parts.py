@@ -31,8 +31,9 @@ class ModelSettings:
 
     model: str | None = setting(
         None,
-        "directory or hub name",
-        detail="The bare argument of a command is the same. Remote code is never run.",
+        "directory, hub name or smollm2",
+        detail="`smollm2` is SmolLM2-135M-Instruct, small and with real sentences. "
+        "The bare argument of a command is the same. Remote code is never run.",
         unset="bundled",
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")

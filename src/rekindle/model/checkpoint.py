@@ -16,6 +16,7 @@ from typing import Any
 from rekindle import pocket
 from rekindle.errors import ModelRefused
 from rekindle.model import gguf
+from rekindle.model.short_names import all_short_names, on_the_hub, short_name
 
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -40,9 +41,10 @@ class Source:
 
     @classmethod
     def find(cls, model: str | None, revision: str | None) -> Source:
-        """Resolve None to the bundled model, else an existing directory or GGUF file, else a hub name.
+        """Resolve None to the bundled model, else an existing directory or GGUF file, else a short or a hub name.
 
-        A hub name is `owner/name`, or `owner/name:LABEL` for a GGUF file in that repository.
+        A short name is the file of its package where that is installed and no revision is asked for. A hub name is
+        `owner/name`, or `owner/name:LABEL` for a GGUF file in that repository.
         """
         if model is None or model == pocket.NAME:
             return cls(pocket.NAME, pocket.model_dir())
@@ -52,6 +54,10 @@ class Source:
             return cls(path.absolute().name, path.absolute() if file is None else None, file=file)
         if path.is_file() and gguf.is_gguf(path):
             return cls(path.stem, None, file=path.absolute())
+        short = short_name(model)
+        if short is not None:
+            file = short.installed() if revision is None else None
+            return cls(short.hub, None, revision) if file is None else cls(file.stem, None, file=file)
         if gguf.NAMED.fullmatch(model):
             name, label = model.split(":")
             return cls(name, None, revision, label=label)
@@ -109,15 +115,22 @@ def _snapshot(source: Source, patterns: list[str]) -> Path:
         raise ModelRefused(f"{name} has no revision {source.revision!r}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelRefused(
-            f"{name} is neither a directory here nor a model on the hub (if it is private, set HF_TOKEN)"
+            f"{name} is neither a directory here nor a model on the hub (if it is private, set HF_TOKEN), nor one of "
+            f"the short names {all_short_names()}"
         ) from error
     except errors.HFValidationError as error:
         raise ModelRefused(f"{name!r} is neither a directory nor a hub name of the form owner/name") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         raise ModelRefused(
-            f"{name} is not in the local hub cache and the hub cannot be reached (offline?): fetch it where there is a "
-            f"network with `hf download {name}`, or name a local directory"
+            f"{name} is not in the local hub cache and the hub cannot be reached (offline?): {_elsewhere(name)}fetch "
+            f"it where there is a network with `hf download {name}`, or name a local directory"
         ) from error
+
+
+def _elsewhere(name: str) -> str:
+    """Where else than on the hub a model is, to be put before what else may help."""
+    short = on_the_hub(name)
+    return "" if short is None else f"{short.without_the_hub} gets it from PyPI; or "
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -14,7 +14,7 @@ NAME = "pocket"
 ABOUT = (
     "pocket, the bundled model: 7 million parameters, 4,096 tokens of context. It repeats facts from its "
     "conversation (places, codes, owners) over short distances; it knows nothing else, cannot reason and often mixes "
-    "facts up."
+    "facts up. For real sentences: rekindle serve smollm2 (135 million parameters)."
 )
 
 
