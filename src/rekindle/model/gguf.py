@@ -2,7 +2,7 @@
 
 Owns where these directories are, what is in them, and when one is made anew: each is named by the file's path, the
 digest of its header and `CONVERTER`, the version of what makes it. An index says which belongs to a file that has not
-changed, so that a later start does not read the header. transformers reads the weights, and widens them while it loads;
+changed, so that a later start does not read the header. Weights are widened while they are loaded (`gguf_weights`), and
 what was quantised is packed again afterwards, in 8 bits. A directory of the user's that has these small files and one
 GGUF file is such a directory, too: the original's tokenizer is the better one.
 """
@@ -33,7 +33,7 @@ CONFIG = "config.json"
 SMALL_FILES = (CONFIG, "tokenizer.json")
 TENSORS = "gguf.json"  # of a directory that was made: what `types_and_values` returns
 INDEX = "index.json"
-MISSING = "GGUF files are read by transformers with the package gguf, which is missing: pip install gguf"
+MISSING = "GGUF files are read with the package gguf, which is missing: pip install gguf"
 
 
 def is_gguf(file: Path) -> bool:
@@ -134,12 +134,16 @@ def _write(header: GgufHeader, target: Path) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
+def check_package() -> None:
+    """Refuse to read tensors without the package that knows how."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelRefused(MISSING)
+
+
 def reading(file: Path) -> dict[str, Any]:
     """Arguments with which transformers reads the weights from a file, and widens all of them."""
     import transformers
 
-    if importlib.util.find_spec("gguf") is None:
-        raise ModelRefused(MISSING)
     config = getattr(transformers, "GgufConfig", None)  # versions without it widen all weights
     widened = {} if config is None else {"quantization_config": config(dequantize=True)}
     return {"gguf_file": file.name, **widened}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.utils import logging as transformers_logging
 
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
-from rekindle.model import bnb_linears, checkpoint, experts, packed
+from rekindle.model import bnb_linears, checkpoint, experts, gguf, gguf_weights, packed
 from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.checkpoint_form import DECOMPRESSED, CheckpointForm
 from rekindle.model.device import total_bytes
+from rekindle.model.gguf_config import ARCHITECTURE
+from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.refusals import WHAT_FITS, first_line, refusing
 
 BYTES_SLACK = 1.05  # tied weights and small buffers
@@ -73,10 +77,12 @@ def load_weights(
     form = CheckpointForm.of(files, config, settings)
     if form.file is not None:
         bnb_linears.check_checkpoint(settings.weights, "a GGUF file")
+        gguf.check_package()
     dtype, notes = form.wanted_dtype(compute_dtype)
     _check_memory(form.needed_bytes(dtype), settings)
     config, read = form.reading(dtype)
-    model, report = _loaded(directory, config, {"dtype": dtype, **read}, form.method)
+    found = _of_gguf(form.file, config, dtype) if form.file is not None and isinstance(dtype, torch.dtype) else None
+    model, report = found or _loaded(directory, config, {"dtype": dtype, **read}, form.method)
     if form.is_widened and isinstance(dtype, torch.dtype):
         _widen_halves(model, dtype)
     if "device_map" not in read:
@@ -87,6 +93,44 @@ def load_weights(
         experts.use_padded_experts(model)
     notes += [*form.notes(), *check_loaded(model, report)]
     return Weights(model, tuple(notes), form.expected_bytes(model.dtype), loaded_bytes(model), form.words)
+
+
+def _of_gguf(file: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]] | None:
+    """As `_loaded`, for a GGUF file; None if transformers has to read it."""
+    header = GgufHeader.read(file)
+    architecture = header.text(ARCHITECTURE) or ""
+    if not gguf_weights.is_read_here(architecture) or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    with refusing(f"{config.model_type} cannot be loaded", "; " + WHAT_FITS):
+        of_models = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return _filled(of_models, config, gguf_weights.read_weights(header, architecture, of_models, config, dtype))
+
+
+def _filled(of_models: type[Any], config: Any, weights: gguf_weights.State) -> tuple[Any, dict[str, Any]]:
+    """A model of a class with these weights, which are not copied, and transformers' report."""
+    (dtype,) = {weight.dtype for weight in weights.values()}
+    with _without_bars():
+        model, report = of_models.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+        )
+    return model, report
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers from showing how far it is."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _loaded(directory: Path, config: Any, read: Mapping[str, Any], method: str | None) -> tuple[Any, dict[str, Any]]:

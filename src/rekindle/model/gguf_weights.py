@@ -1,0 +1,141 @@
+"""The tensors of a GGUF file as the weights of transformers' model, read one after the other.
+
+Owns which tensor becomes which weight: by the names in the package gguf, looked up once for the whole model, and by
+transformers' own code for what llama.cpp stores otherwise (rows of Q and K in another order, norms less one, merged
+experts). More memory than the weights take in their dtype is needed for one tensor alone, and for an embedding not even
+that: its rows are widened some at a time. transformers' reader is left what only that knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rekindle.model.gguf_header import GgufHeader, TensorEntry
+
+PIECE_VALUES = 1 << 22  # of an embedding, which are widened together
+WHOLE_ROWS = ("token_embd.weight", "output.weight")  # llama.cpp stores their rows as they are
+LEAVES = ("weight", "bias")
+PLAIN = {"F64": "<f8", "F32": "<f4"}
+MERGED_EXPERTS = "_exps.weight"  # tensors that transformers' code puts into a weight itself
+State = dict[str, torch.Tensor]
+
+
+def is_read_here(architecture: str) -> bool:
+    """Whether this module reads files of an architecture: all but those that transformers has a newer reader for."""
+    try:
+        from transformers.integrations.gguf import GGUF_ARCHS
+    except ImportError:  # transformers before 5.20
+        return True
+    return architecture not in GGUF_ARCHS
+
+
+def read_weights(header: GgufHeader, architecture: str, model: type[Any], config: Any, dtype: torch.dtype) -> State:
+    """The weights in a file by their names in a class of models with this config.
+
+    Values are widened to fp32 as the package gguf does it, and rounded to `dtype` once.
+    """
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    with torch.device("meta"):
+        names = list(model._from_config(config).state_dict())
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    places = weight_names(architecture, config.num_hidden_layers, names, processor)
+    found: State = {}
+    for entry in _shown(header.tensors):
+        if entry.name in WHOLE_ROWS and entry.name in places:
+            found[places[entry.name]] = _rows(header, entry, dtype)
+        elif entry.name in places or entry.name.endswith(MERGED_EXPERTS):
+            _put(found, places, processor, entry.name, _values(header, entry), dtype)
+    return found
+
+
+def weight_names(architecture: str, num_layers: int, names: Iterable[str], processor: Any) -> dict[str, str]:
+    """The names of a model's weights by those of llama.cpp's tensors.
+
+    Some models were converted from a part of what transformers loads, so names are tried from the second or a later
+    word on, too; where two have the same name then, the longer one is meant.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    kind = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    table = get_tensor_name_map(kind, num_layers)
+    found: dict[str, str] = {}
+    left = [processor.preprocess_name(name) for name in names]
+    skipped = 0
+    while left:
+        unknown = list[str]()
+        for name in left:
+            stem, _, leaf = name.rpartition(".")
+            stem, ending = (stem, f".{leaf}") if leaf in LEAVES else (name, "")
+            words = stem.split(".")[skipped:]
+            theirs = table.get_name(".".join(words))
+            if theirs is not None:
+                found.setdefault(theirs + ending, name)
+            elif len(words) > 1:
+                unknown.append(name)
+            if theirs is None and not skipped:
+                processor.perform_fallback_tensor_mapping(found, ending, "", name)
+        left, skipped = unknown, skipped + 1
+    return found
+
+
+def _put(
+    found: State,
+    places: Mapping[str, str],
+    processor: Any,
+    name: str,
+    values: np.ndarray,
+    dtype: torch.dtype,
+) -> None:
+    """Add one tensor to what was found, as transformers' code for the architecture changes and names it."""
+    before = set(found)
+    parsed = {"tensors": found}
+    result = processor.process(weights=values, name=name, tensor_key_mapping=places, parsed_parameters=parsed)
+    if result.name in places:
+        found[places[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights)).to(dtype)
+    for added in found.keys() - before:
+        found[added] = found[added].to(dtype)
+
+
+def _rows(header: GgufHeader, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
+    """The values of a matrix, some of its rows at a time."""
+    rows, columns = entry.shape
+    out = torch.empty(rows, columns, dtype=dtype)
+    row_bytes, step = (entry.end - entry.begin) // rows, max(1, PIECE_VALUES // columns)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        begin = entry.begin + first * row_bytes
+        part = replace(entry, shape=(count, columns), begin=begin, end=begin + count * row_bytes)
+        out[first : first + count] = torch.from_numpy(_values(header, part))
+    return out
+
+
+def _values(header: GgufHeader, entry: TensorEntry) -> np.ndarray:
+    """A tensor's values: in fp32, those of 64 bits as they are."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    held = np.fromfile(header.path, np.uint8, count=entry.end - entry.begin, offset=entry.begin)
+    kind = entry.type.name
+    if kind in PLAIN:
+        return held.view(PLAIN[kind]).reshape(entry.shape)
+    rows = held.reshape(*entry.shape[:-1], -1)
+    widened: np.ndarray = dequantize(rows, GGMLQuantizationType[kind]).reshape(entry.shape)
+    return widened
+
+
+def _shown(entries: Sequence[TensorEntry]) -> Iterator[TensorEntry]:
+    """The entries, with a bar on a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=sum(entry.end - entry.begin for entry in entries))
+        for entry in entries:
+            yield entry
+            bar.advance(task, entry.end - entry.begin)
