@@ -21,6 +21,7 @@ from rekindle.model.weights_file import (
     PIECE_BYTES,
     Contents,
     DamagedFile,
+    PlainTensor,
     UnsavedWeights,
     WeightsFile,
     lacking_room,
@@ -42,6 +43,10 @@ def contents() -> Contents:
     return Contents(
         {"head": shared, "up": packed(1, 4608, 7, 9), "embedding": shared, "down": packed(2, 2 * PIECE_BYTES + 8)},
         NOTES,
+        {
+            "norm": PlainTensor("bfloat16", (3, 7), np.arange(42, dtype=np.uint8)),
+            "up": PlainTensor("bfloat16", (7, 9), None),
+        },
     )
 
 
@@ -56,6 +61,11 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, contents: Contents) ->
     found = file.read()
     assert found is not None and found.notes == NOTES and found.num_bytes == contents.num_bytes
     assert found.weights["head"] is found.weights["embedding"] and ["head", "embedding"] in found.users().values()
+    assert found.tensors.keys() == contents.tensors.keys()
+    for name, tensor in contents.tensors.items():
+        read = found.tensors[name]
+        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+        assert read.memory is tensor.memory is None or np.array_equal(read.memory, tensor.memory)
     for name, wanted in contents.weights.items():
         mapped = found.weights[name]
         assert (mapped.format, mapped.columns, mapped.depth) == (wanted.format, wanted.columns, wanted.depth)
@@ -88,7 +98,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path: Path, contents: Cont
     file.write(contents)
     whole = file.path.read_bytes()
     index_end = HEADER.size + HEADER.unpack(whole[: HEADER.size])[2]
-    for at in (*range(0, index_end, 5), PAGE, PAGE + 4095, PAGE + 4096, len(whole) - 57):
+    for at in (*range(0, index_end, 5), PAGE, PAGE + 4095, PAGE + 4096, len(whole) - 64, len(whole) - 23):
         changed = bytearray(whole)
         changed[at] ^= 1 << at % 8
         file.path.write_bytes(changed)

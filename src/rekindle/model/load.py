@@ -28,10 +28,10 @@ from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
 from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.loader import Weights, load_weights
+from rekindle.model.loader import Weights, gguf_dtype, load_weights
 from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
-from rekindle.model.saved_weights import SavedWeights
+from rekindle.model.saved_weights import ReadyWeights, SavedWeights
 from rekindle.model.selftest import self_test
 from rekindle.spec import ModelFacts, ModelSpec
 
@@ -63,17 +63,16 @@ def load_model(
     directory = source.fetch()
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
-    loaded = load_weights(directory, config, settings, compute_dtype)
-    model, settings = loaded.model, _packed_again(settings, loaded, kernels)
-    num_parameters = model.num_parameters()  # before packing, which replaces them
     identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
-    ready = saved.place(model)
+    loaded, saved, ready = _loaded(directory, config, saved, compute_dtype)
+    model, settings = loaded.model, saved.settings
     found, called = _probed(model)
     recurrent.split_sequences(found.recurrent, block_tokens)
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
-        ready = saved.pack(linears, _choose(linears, settings, directory, longest, decision), ready.notes)
+        chosen = _choose(linears, settings, directory, longest, decision)
+        ready = saved.pack(linears, chosen, ready.notes, loaded.names)
     notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
     notes += tuple(loaded.size_notes(settings.device))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
@@ -85,7 +84,7 @@ def load_model(
         eos_ids=eos_ids(directory, config),
         fingerprint=identify(dtype=found.dtype, weight_format=ready.weights),
         layout=formats.layout_of(found, native, block_tokens),
-        facts=_facts(model, config, directory, num_parameters=num_parameters, weights=ready.weights),
+        facts=_facts(model, config, directory, num_parameters=loaded.num_parameters, weights=ready.weights),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, notes)
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
@@ -125,10 +124,37 @@ def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
     return source, config
 
 
-def _packed_again(settings: ModelSettings, loaded: Weights, kernels: library.KernelChoice) -> ModelSettings:
-    """The settings, with int8 in place of the checkpoint's own precision where quantised weights are bf16 now."""
-    fits = settings.device == "cpu" and kernels.library is not None and loaded.model.dtype == torch.bfloat16
+def _loaded(
+    directory: Path, config: Any, saved: SavedWeights, compute_dtype: torch.dtype | None
+) -> tuple[Weights, SavedWeights, ReadyWeights]:
+    """The weights, with those in place that an earlier start packed, and what is saved of them by the final settings.
+
+    Where that start kept all of a GGUF file, nothing is read from it.
+    """
+    settings, notes = saved.settings, tuple[str, ...]()
+    of_gguf = gguf_dtype(directory, config, settings, compute_dtype)
+    if of_gguf is not None:
+        packed_again = replace(saved, settings=_packed_again(settings, *of_gguf, saved.kernels))
+        found = packed_again.find(of_gguf[0])
+        if found.contents is not None and found.contents.tensors:
+            loaded = load_weights(directory, config, settings, compute_dtype, found.contents.tensors)
+            ready = packed_again.place(loaded.model, found)
+            if ready.chosen is not None:
+                return loaded, packed_again, ready
+            notes = ready.notes
+    loaded = load_weights(directory, config, settings, compute_dtype)
     widened = loaded.quantised is not None and loaded.is_wider
+    saved = replace(saved, settings=_packed_again(settings, loaded.model.dtype, widened, saved.kernels))
+    if notes:
+        return loaded, saved, ReadyWeights(None, notes)
+    return loaded, saved, saved.place(loaded.model, saved.find(loaded.model.dtype))
+
+
+def _packed_again(
+    settings: ModelSettings, dtype: torch.dtype, widened: bool, kernels: library.KernelChoice
+) -> ModelSettings:
+    """The settings, with int8 in place of the checkpoint's own precision where quantised weights are bf16 now."""
+    fits = settings.device == "cpu" and kernels.library is not None and dtype == torch.bfloat16
     return replace(settings, weights="int8") if widened and fits and settings.weights == "native" else settings
 
 

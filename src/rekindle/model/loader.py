@@ -26,7 +26,9 @@ from rekindle.model.checkpoint_form import DECOMPRESSED, CheckpointForm
 from rekindle.model.device import total_bytes
 from rekindle.model.gguf_config import ARCHITECTURE
 from rekindle.model.gguf_header import GgufHeader
+from rekindle.model.kept_tensors import as_tensors
 from rekindle.model.refusals import WHAT_FITS, first_line, refusing
+from rekindle.model.weights_file import PlainTensor
 
 BYTES_SLACK = 1.05  # tied weights and small buffers
 
@@ -36,6 +38,7 @@ class Weights:
     """A loaded model in eval mode on its device, what is to be said of it, and what it should take.
 
     `wide_bytes`: what it took once it was loaded. `quantised`: what of the files is, in words; None if nothing is.
+    `num_parameters`: shared ones once. `names`: of the weights that were read, where that is what takes time.
     """
 
     model: Any
@@ -43,6 +46,8 @@ class Weights:
     expected_bytes: int
     wide_bytes: int
     quantised: str | None = None
+    num_parameters: int = 0
+    names: tuple[str, ...] = ()
 
     @property
     def is_wider(self) -> bool:
@@ -67,22 +72,41 @@ class Weights:
         return [f"weights take {took:,} bytes where the files hold {self.expected_bytes:,}: {why}"]
 
 
+def gguf_dtype(
+    directory: Path, config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None
+) -> tuple[torch.dtype, bool] | None:
+    """The dtype that a GGUF file's values get, and whether some are quantised; None for others. Reads no weights."""
+    form = CheckpointForm.of(checkpoint.weight_files(directory), config, settings)
+    dtype, _ = form.wanted_dtype(compute_dtype)
+    return (dtype, bool(form.blocks)) if form.file is not None and isinstance(dtype, torch.dtype) else None
+
+
 def load_weights(
-    directory: Path, config: Any, settings: ModelSettings, compute_dtype: torch.dtype | None = None
+    directory: Path,
+    config: Any,
+    settings: ModelSettings,
+    compute_dtype: torch.dtype | None = None,
+    kept: Mapping[str, PlainTensor] | None = None,
 ) -> Weights:
-    """Load the weights of a model directory; ModelRefused with the reason if they cannot be, or are not all there."""
+    """Load the weights of a model directory; ModelRefused with the reason if they cannot be, or are not all there.
+
+    `kept`: all that an earlier start left of the weights of a GGUF file, which is not opened then.
+    """
     files = checkpoint.weight_files(directory)
-    if checkpoint.adapter_files(directory) and importlib.util.find_spec("peft") is None:
+    adapters = checkpoint.adapter_files(directory)
+    if adapters and importlib.util.find_spec("peft") is None:
         raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
     form = CheckpointForm.of(files, config, settings)
     if form.file is not None:
         bnb_linears.check_checkpoint(settings.weights, "a GGUF file")
-        gguf.check_package()
     dtype, notes = form.wanted_dtype(compute_dtype)
     _check_memory(form.needed_bytes(dtype), settings)
-    config, read = form.reading(dtype)
-    found = _of_gguf(form.file, config, dtype) if form.file is not None and isinstance(dtype, torch.dtype) else None
-    model, report = found or _loaded(directory, config, {"dtype": dtype, **read}, form.method)
+    state = None if adapters else as_tensors(kept) if kept else _of_gguf(form, config, dtype)
+    if state is None:
+        config, read = form.reading(dtype)
+    else:
+        read = {"state_dict": state}
+    model, report = _loaded(None if state is not None else directory, config, {"dtype": dtype, **read}, form.method)
     if form.is_widened and isinstance(dtype, torch.dtype):
         _widen_halves(model, dtype)
     if "device_map" not in read:
@@ -92,53 +116,55 @@ def load_weights(
     if settings.device == "cpu":
         experts.use_padded_experts(model)
     notes += [*form.notes(), *check_loaded(model, report)]
-    return Weights(model, tuple(notes), form.expected_bytes(model.dtype), loaded_bytes(model), form.words)
+    took = sum(each.nbytes for each in model.parameters()) if kept else loaded_bytes(model)
+    return Weights(
+        model=model,
+        notes=tuple(notes),
+        expected_bytes=form.expected_bytes(model.dtype),
+        wide_bytes=took,
+        quantised=form.words,
+        num_parameters=model.num_parameters(),
+        names=tuple(state or ()),
+    )
 
 
-def _of_gguf(file: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]] | None:
-    """As `_loaded`, for a GGUF file; None if transformers has to read it."""
-    header = GgufHeader.read(file)
+def _of_gguf(form: CheckpointForm, config: Any, dtype: torch.dtype | str) -> gguf_weights.State | None:
+    """The weights in a GGUF file; None if there is none, or transformers has to read it."""
+    if form.file is None or not isinstance(dtype, torch.dtype):
+        return None
+    gguf.check_package()
+    header = GgufHeader.read(form.file)
     architecture = header.text(ARCHITECTURE) or ""
     if not gguf_weights.is_read_here(architecture) or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     with refusing(f"{config.model_type} cannot be loaded", "; " + WHAT_FITS):
         of_models = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        return _filled(of_models, config, gguf_weights.read_weights(header, architecture, of_models, config, dtype))
-
-
-def _filled(of_models: type[Any], config: Any, weights: gguf_weights.State) -> tuple[Any, dict[str, Any]]:
-    """A model of a class with these weights, which are not copied, and transformers' report."""
-    (dtype,) = {weight.dtype for weight in weights.values()}
-    with _without_bars():
-        model, report = of_models.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            output_loading_info=True,
-        )
-    return model, report
+        return gguf_weights.read_weights(header, architecture, of_models, config, dtype)
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep transformers from showing how far it is."""
-    shown = transformers_logging.is_progress_bar_enabled()
+def _bars(*, shown: bool) -> Iterator[None]:
+    """Let transformers show how far it is, or keep it from that."""
+    if shown or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()
 
 
-def _loaded(directory: Path, config: Any, read: Mapping[str, Any], method: str | None) -> tuple[Any, dict[str, Any]]:
-    """The model, and transformers' report of missing and unexpected weights."""
+def _loaded(
+    directory: Path | None, config: Any, read: Mapping[str, Any], method: str | None
+) -> tuple[Any, dict[str, Any]]:
+    """The model, and transformers' report of missing and unexpected weights; no directory: of a state dict."""
     # Models that also see have a class of their own; asked for text alone, it is a causal language model like others.
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     auto = AutoModelForCausalLM if is_causal else AutoModelForMultimodalLM
-    with refusing(f"{config.model_type} cannot be loaded", "; " + WHAT_FITS):
+    if directory is None:
+        auto = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # which asks for nothing on the hub
+    with refusing(f"{config.model_type} cannot be loaded", "; " + WHAT_FITS), _bars(shown=directory is not None):
         try:
             model, report = auto.from_pretrained(
                 directory,

@@ -22,7 +22,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
-from rekindle.model.packed_modules import PackedEmbedding, PackedLinear, placeholder
+from rekindle.model.packed_modules import PackedEmbedding, PackedLinear, is_placeholder, placeholder
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -167,9 +167,10 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_bf16(tensor: torch.Tensor) -> bool:
-    """Whether a parameter is nothing but bf16 values, contiguous, on the CPU."""
+    """Whether a parameter is nothing but bf16 values, contiguous or those of a placeholder, on the CPU."""
     plain = type(tensor) is nn.Parameter and type(tensor.data) is torch.Tensor and tensor.layout is torch.strided
-    return plain and tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
+    whole = tensor.is_contiguous() or is_placeholder(tensor)
+    return plain and tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16 and whole
 
 
 def _places(model: nn.Module) -> Places:

@@ -108,3 +108,8 @@ def placeholder(weight: torch.Tensor) -> nn.Parameter:
     """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory."""
     nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
     return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
+
+
+def is_placeholder(weight: torch.Tensor) -> bool:
+    """Whether a tensor is a placeholder: of all its values only one is there."""
+    return weight.numel() > 1 and not any(weight.stride())

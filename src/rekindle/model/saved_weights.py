@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rekindle.config import ModelSettings
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model import experts, packed
+from rekindle.model.kept_tensors import kept_tensors
 from rekindle.model.packed_modules import PackedModule
 from rekindle.model.proof import circumstances
 from rekindle.model.weights import Linears, WeightsChoice
@@ -44,6 +45,16 @@ class ReadyWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FoundWeights:
+    """What is in a file of packed weights, and their format; all None if there is no such file, or no whole one."""
+
+    chosen: WeightsChoice | None = None
+    contents: Contents | None = None
+    path: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedWeights:
     """What is in a directory of one model's weights (None: nothing); `source` is the model's name or path.
 
@@ -60,30 +71,43 @@ class SavedWeights:
         """The file with the decision of the self-check; it may be missing."""
         return self.directory / f"weights-{self.identify(dtype=dtype).hex()[:32]}.json" if self.directory else None
 
-    def place(self, model: Any) -> ReadyWeights:
-        """Give a model as it was loaded the packed weights of an earlier start, if there are any that fit."""
-        linears = Linears(model, set(), self.kernels)
-        chosen, library = linears.decided(self.settings.weights, self.decision(model.dtype)), self.kernels.library
-        file = None if chosen is None else self._file(model, chosen)
-        if chosen is None or library is None or file is None:
-            return ReadyWeights(None)
+    def find(self, dtype: torch.dtype) -> FoundWeights:
+        """What an earlier start left for a model of this dtype; why not is in the notes if it should have."""
+        chosen = Linears(None, set(), self.kernels).decided(self.settings.weights, self.decision(dtype))
+        file = None if chosen is None or self.kernels.library is None else self._file(dtype, chosen)
+        if file is None:
+            return FoundWeights()
         try:
-            contents = file.read()
-            if contents is None:
-                return ReadyWeights(None)
+            return FoundWeights(chosen, file.read(), file.path)
+        except DamagedFile as error:
+            return FoundWeights(notes=(_not_used(file.path, error),))
+
+    def place(self, model: Any, found: FoundWeights) -> ReadyWeights:
+        """Give a model as it was loaded the packed weights that were found, if there are any that fit."""
+        contents, library = found.contents, self.kernels.library
+        if contents is None or found.chosen is None or found.path is None or library is None:
+            return ReadyWeights(None, found.notes)
+        try:
             place(model, LinearKernel(library), contents.weights)
         except DamagedFile as error:
-            return ReadyWeights(None, (f"packed weights: {file.path} is not used, as {error}; they are packed anew",))
+            return ReadyWeights(None, (_not_used(found.path, error),))
         packed.release_files(model)
-        note = f"packed weights: {contents.num_bytes:,} bytes are mapped from {file.path}"
-        return ReadyWeights(chosen, (*contents.notes, *linears.described(chosen), note))
+        described = Linears(model, set(), self.kernels).described(found.chosen)
+        note = f"packed weights: {contents.num_bytes:,} bytes are mapped from {found.path}"
+        return ReadyWeights(found.chosen, (*contents.notes, *described, note))
 
-    def pack(self, linears: Linears, chosen: WeightsChoice, notes: tuple[str, ...]) -> ReadyWeights:
-        """Pack a model's weights now; what is to be written for the next start comes with them. `notes` go first."""
+    def pack(
+        self, linears: Linears, chosen: WeightsChoice, notes: tuple[str, ...], names: Iterable[str] = ()
+    ) -> ReadyWeights:
+        """Pack a model's weights now; what is to be written for the next start comes with them.
+
+        `notes` go first. `names`: of all weights that were read, if the next start is not to read them again.
+        """
         made = linears.pack(chosen)
         described = linears.described(chosen)
-        contents = Contents(named(linears.model), tuple(note for note in made if note not in described))
-        unsaved, said = self._unsaved(self._file(linears.model, chosen), contents)
+        left = tuple(note for note in made if note not in described)
+        contents = Contents(named(linears.model), left, kept_tensors(linears.model, names))
+        unsaved, said = self._unsaved(self._file(linears.model.dtype, chosen), contents)
         return ReadyWeights(chosen, (*notes, *made, *said), unsaved)
 
     def _unsaved(self, file: WeightsFile | None, contents: Contents) -> tuple[UnsavedWeights | None, list[str]]:
@@ -96,14 +120,18 @@ class SavedWeights:
         note = f"packed weights: {num_bytes:,} bytes are kept in {file.path} for the next start"
         return UnsavedWeights(file, contents), [note]
 
-    def _file(self, model: Any, chosen: WeightsChoice) -> WeightsFile | None:
+    def _file(self, dtype: torch.dtype, chosen: WeightsChoice) -> WeightsFile | None:
         if self.directory is None or self.settings.map_weights == "off":
             return None
-        identity = self.identify(dtype=model.dtype, weight_format=chosen.weights)
+        identity = self.identify(dtype=dtype, weight_format=chosen.weights)
         conditions = json.dumps(circumstances(self.settings.device, self.kernels), sort_keys=True)
         key = hashlib.blake2b(identity + conditions.encode(), digest_size=16).hexdigest()
         family = hashlib.blake2b(f"{chosen.weights} {self.source}".encode(), digest_size=8).hexdigest()
         return WeightsFile(self.directory, family, key)
+
+
+def _not_used(path: Path, why: DamagedFile) -> str:
+    return f"packed weights: {path} is not used, as {why}; they are packed anew"
 
 
 def named(model: nn.Module) -> dict[str, PackedWeights]:

@@ -1,12 +1,13 @@
 """The file of a model's packed weights: written once, mapped by later starts.
 
-    packed-FAMILY-KEY.bin     a header, an index in JSON, then the weights, each at a multiple of 64 bytes
+    packed-FAMILY-KEY.bin     a header, an index in JSON, then weights and tensors, each at a multiple of 64 bytes
     .packed-FAMILY-KEY.new    the same while it is written, locked by the process that writes it
 
 Owns these files: their form, whether one is whole, which ones are removed. FAMILY stands for a model and the format of
 its weights, KEY for everything that the weights and what was proved of them depend on. Knows names of weights, but no
-modules. A file is complete when it gets its name and is never changed afterwards, only replaced or removed, so what a
-process has mapped stays as it is.
+modules. Where a model's own files are slow to read, what is not packed is in it, too, as tensors. A file is complete
+when it gets its name and is never changed afterwards, only replaced or removed, so what a process has mapped stays as
+it is.
 
 The header has the size of the file and a digest of the index, the index a sum of the 64-bit words of each weight, and
 all are compared before a weight is used. A sum finds damage, not intent, which is enough for a directory that is its
@@ -25,7 +26,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,7 +37,7 @@ from rekindle.kernels.linear import FORMATS, PackedWeights
 from rekindle.kernels.weight_memory import ALIGNMENT
 
 log = logging.getLogger(__name__)
-MAGIC, FORM = b"rkpacked", 1
+MAGIC, FORM = b"rkpacked", 2
 HEADER = struct.Struct("<8sQQQ32s")  # magic, form, bytes of the index, bytes of the file, digest of the index
 PAGE = 4096
 PIECE_BYTES = 16 << 20
@@ -50,16 +51,30 @@ class DamagedFile(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlainTensor:
+    """A tensor by torch's name of its dtype; `memory`: its bytes, None if its values are in packed weights."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    memory: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Contents:
-    """Packed weights by the names of their users, of which weights that are shared have several; and notes on them."""
+    """Packed weights by the names of their users, of which weights that are shared have several; and notes on them.
+
+    `tensors`: all that is read from the model's own files, by its name there; empty if those are to be read again.
+    """
 
     weights: Mapping[str, PackedWeights]
     notes: tuple[str, ...] = ()
+    tensors: Mapping[str, PlainTensor] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights, shared ones once."""
-        return sum(weights.num_bytes for weights in self.users())
+        """Bytes of all weights and tensors, shared ones once."""
+        held = sum(each.memory.nbytes for each in self.tensors.values() if each.memory is not None)
+        return held + sum(weights.num_bytes for weights in self.users())
 
     def users(self) -> dict[PackedWeights, list[str]]:
         """The names of each weight's users."""
@@ -136,20 +151,25 @@ class WeightsFile:
 
     def _pieces(self, contents: Contents) -> Iterator[memoryview]:
         """What the file consists of, in pieces of at most 16 MiB."""
-        entries, end = list[dict[str, Any]](), 0
+        parts, end = list[tuple[dict[str, Any], np.ndarray]](), 0
         for weights, names in contents.users().items():
             about = {"format": weights.format, "columns": weights.columns, "depth": weights.depth}
-            place = {"offset": end, "bytes": weights.num_bytes, "sum": _sum(weights.memory)}
-            entries.append({"names": names, **about, **place})
-            end = _rounded(end + weights.num_bytes, ALIGNMENT)
+            parts.append(({"names": names, **about}, weights.memory))
+        for name, tensor in contents.tensors.items():
+            of_it = {"tensor": name, "dtype": tensor.dtype, "shape": tensor.shape, "packed": tensor.memory is None}
+            parts.append((of_it, np.empty(0, np.uint8) if tensor.memory is None else tensor.memory))
+        for entry, memory in parts:
+            entry |= {"offset": end, "bytes": memory.nbytes, "sum": _sum(memory)}
+            end = _rounded(end + memory.nbytes, ALIGNMENT)
+        entries = [entry for entry, _ in parts]
         index = json.dumps({"key": self.key, "notes": contents.notes, "weights": entries}).encode()
         start = _rounded(HEADER.size + len(index), PAGE)
         header = HEADER.pack(MAGIC, FORM, len(index), start + end, _digest(index))
         yield memoryview((header + index).ljust(start, b"\0"))
-        for weights in contents.users():
-            for at in range(0, weights.num_bytes, PIECE_BYTES):
-                yield weights.memory[at : at + PIECE_BYTES].data
-            yield memoryview(bytes(-weights.num_bytes % ALIGNMENT))
+        for _, memory in parts:
+            for at in range(0, memory.nbytes, PIECE_BYTES):
+                yield memory[at : at + PIECE_BYTES].data
+            yield memoryview(bytes(-memory.nbytes % ALIGNMENT))
 
     def _remove_others(self) -> None:
         """Remove what this file replaces, the oldest beyond four of all models, and leftovers of killed writers."""
@@ -215,21 +235,29 @@ def _read_index(file: BinaryIO, size: int, key: str) -> tuple[dict[str, Any], in
 def _contents(index: dict[str, Any], data: np.ndarray) -> Contents:
     """Return the weights in `data`, the mapped bytes after the index."""
     found: dict[str, PackedWeights] = {}
+    tensors: dict[str, PlainTensor] = {}
     for entry in index["weights"]:
         memory = data[entry["offset"] : entry["offset"] + entry["bytes"]]
-        if entry["format"] not in FORMATS or memory.nbytes != entry["bytes"]:
+        name = entry["tensor"] if "tensor" in entry else entry["names"][0]
+        if memory.nbytes != entry["bytes"]:
             raise DamagedFile("it has another form")
         if _sum(memory) != entry["sum"]:
-            raise DamagedFile(f"weights of {entry['names'][0]} have changed")
+            raise DamagedFile(f"weights of {name} have changed")
+        if "tensor" in entry:
+            tensors[name] = PlainTensor(entry["dtype"], tuple(entry["shape"]), None if entry["packed"] else memory)
+            continue
+        if entry["format"] not in FORMATS:
+            raise DamagedFile("it has another form")
         packed = PackedWeights(entry["format"], entry["columns"], entry["depth"], memory, memory.ctypes.data)
         packed.check()
         found |= dict.fromkeys(entry["names"], packed)
-    return Contents(found, tuple(index["notes"]))
+    return Contents(found, tuple(index["notes"]), tensors)
 
 
 def _sum(memory: np.ndarray) -> int:
-    """The sum of 64-bit words of memory whose size is a multiple of eight."""
-    return int(np.add.reduce(memory.view(np.uint64)))
+    """The sum of 64-bit words of memory, and of the bytes of a last one that is cut."""
+    whole = memory.nbytes // 8 * 8
+    return int(np.add.reduce(memory[:whole].view(np.uint64))) + int(np.add.reduce(memory[whole:], dtype=np.uint64))
 
 
 def _digest(index: bytes) -> bytes:

@@ -1,0 +1,47 @@
+"""The tensors that a model's files hold, as what a later start needs in place of those files.
+
+Owns how a tensor becomes bytes and is one again, and which tensors have their values in packed weights: those whose
+memory is a placeholder's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rekindle.model.packed_modules import is_placeholder
+from rekindle.model.weights_file import PlainTensor
+
+
+def kept_tensors(model: Any, names: Iterable[str]) -> dict[str, PlainTensor]:
+    """What a model holds now by these names, of its state dict; nothing is copied that lies in one piece."""
+    held, kept = model.state_dict(), dict[str, PlainTensor]()
+    for name in names:
+        tensor = held[name]
+        memory = None if is_placeholder(tensor) else tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        kept[name] = PlainTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), memory)
+    return kept
+
+
+def as_tensors(kept: Mapping[str, PlainTensor]) -> dict[str, torch.Tensor]:
+    """Tensors over the same memory, which must not be written to; placeholders for what is packed."""
+    return {name: _tensor(each) for name, each in kept.items()}
+
+
+def _tensor(kept: PlainTensor) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, kept.dtype)
+    if kept.memory is None:
+        return torch.full((), torch.nan, dtype=dtype).expand(kept.shape)
+    return torch.frombuffer(_buffer(kept.memory), dtype=dtype).view(kept.shape)
+
+
+def _buffer(memory: np.ndarray) -> Any:
+    """Memory that is only read, for torch, which warns of such; it stays mapped as long as the buffer is there."""
+    kind: Any = type("Held", (ctypes.c_uint8 * memory.nbytes,), {})
+    buffer = kind.from_address(memory.ctypes.data)
+    buffer.memory = memory
+    return buffer
