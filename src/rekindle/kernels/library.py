@@ -20,7 +20,7 @@ from rekindle.errors import ConfigError
 from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
 
 Choice = Literal["auto", "torch"] | Level
-INTERFACE = 6  # RK_INTERFACE of native/rekindle.h
+INTERFACE = 7  # RK_INTERFACE of native/rekindle.h
 CPUINFO = Path("/proc/cpuinfo")
 OPENMP, SYSTEMS_OPENMP = ("libgomp*.so*", "libiomp5*.so*"), "libgomp.so.1"
 BUILD = "python -m rekindle.kernels.build"

@@ -2,8 +2,8 @@
 
 Owns the memory of packed weights. Knows addresses and strides only, no tensors: callers keep what they point to alive,
 and guarantee dtypes and shapes. An output depends on its row and its column of weights, to the bit: not on the other
-rows of the call, their number, or the number of threads. Between levels bits of bf16 products differ, those of int8 and
-int4 do not; the packed form is the same.
+rows of the call, their number, or the number of threads. Between levels bits of bf16 products differ, those of other
+formats do not; the packed form is the same.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.weight_memory import ALIGNMENT, aligned_memory
 
-BF16, FP32, INT8, INT4 = 0, 1, 3, 4  # RK_BF16, RK_FP32, RK_INT8 and RK_INT4 of native/rekindle.h
-FORMATS = {"bf16": BF16, "int8": INT8, "int4": INT4}
+BF16, FP32 = 0, 1  # RK_BF16 and RK_FP32 of native/rekindle.h, as are the codes of formats
+FORMATS = {"bf16": BF16, "int8": 3, "int4": 4, "grid4": 6, "grid8": 7}
 MOST_INT8_DEPTH = 1 << 16  # sums of products of bytes fit 32 bits
-WeightFormat = Literal["bf16", "int8", "int4"]
+WeightFormat = Literal["bf16", "int8", "int4"]  # which bf16 weights are packed in
+GridFormat = Literal["grid4", "grid8"]  # of weights that come as codes
 
 
 class _Call(ctypes.Structure):
@@ -47,10 +48,11 @@ class PackedWeights:
     """Weights [columns, depth] of a linear layer in the form the kernels read; `memory` (uint8) is the only copy.
 
     `int8`: rounded to 8 bits with a scale for each column, after a rotation that rows of inputs go through as well.
-    `int4`: of these 8-bit numbers, every 32 in depth are 4-bit ones times a multiplier of theirs.
+    `int4`: of these 8-bit numbers, every 32 in depth are 4-bit ones times a multiplier of theirs. `grid4`, `grid8`: see
+    `kernels.grids`.
     """
 
-    format: WeightFormat
+    format: WeightFormat | GridFormat
     columns: int
     depth: int
     memory: np.ndarray = field(repr=False)
@@ -58,7 +60,7 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held, columns rounded up to 64 and depth to 32; int8 and int4: to 64, and 8 bytes for each column."""
+        """Bytes held, columns rounded up to 64 and depth to 32, to 64 but in bf16; int8 and int4: 8 for each column."""
         return self.memory.nbytes
 
     def check(self) -> None:
@@ -92,7 +94,7 @@ def described(linear: Linear | None) -> WeightsStruct:
 
 
 class LinearKernel:
-    """`rk_pack` and `rk_linear` of one library."""
+    """`rk_packed_bytes`, `rk_pack` and `rk_linear` of one library."""
 
     def __init__(self, library: KernelLibrary) -> None:
         size, word, pointer = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
@@ -118,12 +120,15 @@ class LinearKernel:
         columns, depth = (weights.rows, weights.columns) if by_column else (weights.columns, weights.rows)
         if weight_format != "bf16" and depth > MOST_INT8_DEPTH:
             raise ValueError(f"a depth of {depth} is too large for {weight_format}: at most {MOST_INT8_DEPTH}")
-        code = FORMATS[weight_format]
-        memory = aligned_memory(self._bytes(code, columns, depth))
+        memory = aligned_memory(self.packed_bytes(weight_format, columns, depth))
         packed = PackedWeights(weight_format, columns, depth, memory, memory.ctypes.data)
         strides = (weights.stride, 1) if by_column else (1, weights.stride)
-        self._pack(code, weights.address, *strides, columns, depth, packed.address, threads)
+        self._pack(FORMATS[weight_format], weights.address, *strides, columns, depth, packed.address, threads)
         return packed
+
+    def packed_bytes(self, weight_format: WeightFormat | GridFormat, columns: int, depth: int) -> int:
+        """Bytes of packed weights of this shape."""
+        return int(self._bytes(FORMATS[weight_format], columns, depth))
 
     def multiply(
         self,
@@ -138,6 +143,7 @@ class LinearKernel:
         """Write source [rows, depth] times the weights, plus `bias`, into target [rows, columns]; both may have no row.
 
         Sums are fp32, of int8 and int4 exact, and rounded once, after the bias; `output="fp32"` does not round them.
+        Rows are rounded to 8 bits for int8 and int4, to 16 for grids.
         `source` and the values at the address `bias` [columns] are bf16. Numbers below 2^-126 may count as 0; with int8
         and int4 an output is NaN where its row or its column of weights is not finite.
         """

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.kernels.linear import MOST_INT8_DEPTH, GridFormat, LinearKernel, Matrix, PackedWeights, WeightFormat
 from rekindle.model.packed_modules import PackedEmbedding, PackedLinear, is_placeholder, placeholder
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ CHECKED_ROWS = 4
 OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
 # In int8 and int4: of the norm of all outputs, where numbers from a normal distribution give 0.013 and 0.093; and of
 # each one, of the product of norms over the square root of the depth, about ten times what those give.
-SHARES: dict[WeightFormat, float] = {"int8": 0.05, "int4": 0.2}
-EACH: dict[WeightFormat, float] = {"int8": 0.15, "int4": 0.8}
+SHARES: dict[WeightFormat | GridFormat, float] = {"int8": 0.05, "int4": 0.2}
+EACH: dict[WeightFormat | GridFormat, float] = {"int8": 0.15, "int4": 0.8}
 # What a layer is packed in, the first that suits it.
 FALLBACKS: dict[WeightFormat, tuple[WeightFormat, ...]] = {
     "bf16": ("bf16",),
@@ -288,7 +288,7 @@ def near(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    weight_format: WeightFormat = "bf16",
+    weight_format: WeightFormat | GridFormat = "bf16",
 ) -> bool:
     """Whether two products of rows and weight [columns, depth] differ by no more than the format's roundings.
 
@@ -310,7 +310,7 @@ def _near_rounded(
     rows: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    weight_format: WeightFormat,
+    weight_format: WeightFormat | GridFormat,
 ) -> bool:
     finite, error = theirs.isfinite(), (ours.double() - theirs.double()).abs()
     products = theirs.double() - (0.0 if bias is None else bias.double())

@@ -16,6 +16,8 @@
 namespace {
 
 using panel::Bf16;
+using panel::Grid4;
+using panel::Grid8;
 using panel::Int4;
 using panel::Int8;
 using panel::Sums;
@@ -280,9 +282,11 @@ int64_t packed_words(int64_t columns, int64_t depth) {
 }  // namespace
 
 extern "C" int64_t rk_packed_bytes(int32_t format, int64_t columns, int64_t depth) {
-  const int64_t words = format == RK_INT4   ? packed_words<Int4>(columns, depth)
-                        : format == RK_INT8 ? packed_words<Int8>(columns, depth)
-                                            : packed_words<Bf16>(columns, depth);
+  const int64_t words = format == RK_INT4    ? packed_words<Int4>(columns, depth)
+                        : format == RK_INT8  ? packed_words<Int8>(columns, depth)
+                        : format == RK_GRID4 ? packed_words<Grid4>(columns, depth)
+                        : format == RK_GRID8 ? packed_words<Grid8>(columns, depth)
+                                             : packed_words<Bf16>(columns, depth);
   return words * (int64_t)sizeof(uint32_t);
 }
 
@@ -298,6 +302,8 @@ extern "C" void rk_pack(int32_t format, const uint16_t* weights, int64_t column_
 extern "C" void rk_linears(const rk_linear_call* calls, int32_t count, int32_t threads) {
   if (calls->format == RK_INT4) return multiply<Int4>(calls, count, threads);
   if (calls->format == RK_INT8) return multiply<Int8>(calls, count, threads);
+  if (calls->format == RK_GRID4) return multiply<Grid4>(calls, count, threads);
+  if (calls->format == RK_GRID8) return multiply<Grid8>(calls, count, threads);
   multiply<Bf16>(calls, count, threads);
 }
 

@@ -15,6 +15,12 @@
 // of int8.
 //
 //     [panel][block]{[strip 4][word 8][column 16], multipliers [column 64]}        a block is 2 KiB and 64 bytes
+//
+// Blocks of grids hold codes without sign, those of 8 bits where int8 has its values, those of 4 bits where int4 has its
+// codes. The steps of each of the two groups of 32 follow, in fp16, and with 4 bits then their offsets. With 8 bits the
+// code 128 stands for 0.
+//
+//     [panel][block]{codes, steps [group 2][column 64], offsets [group 2][column 64]}
 #pragma once
 
 #include <algorithm>
@@ -51,6 +57,22 @@ struct Int4 {
   static constexpr int CODE_WORDS = panel::BLOCK_WORDS / 2;
   static constexpr int BLOCK_WORDS = CODE_WORDS + COLUMNS / 4;
   static constexpr int TAIL_WORDS = 2 * COLUMNS;
+};
+
+constexpr int GRID_GROUPS = 2;  // of a block
+struct Grid4 {
+  using Rows = Grid4;
+  static constexpr int WORD_VALUES = 4;  // of codes in bytes
+  static constexpr int CODE_WORDS = panel::BLOCK_WORDS / 2;
+  static constexpr int BLOCK_WORDS = CODE_WORDS + 2 * GRID_GROUPS * COLUMNS / 2;
+  static constexpr int TAIL_WORDS = 0;
+};
+struct Grid8 {
+  using Rows = Grid8;
+  static constexpr int WORD_VALUES = 4;
+  static constexpr int CODE_WORDS = panel::BLOCK_WORDS;
+  static constexpr int BLOCK_WORDS = CODE_WORDS + GRID_GROUPS * COLUMNS / 2;
+  static constexpr int TAIL_WORDS = 0;
 };
 
 template <class Format>

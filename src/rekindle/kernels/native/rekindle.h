@@ -16,15 +16,17 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 6
+#define RK_INTERFACE 7
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
 int32_t rk_start(void);
 
 /* Formats of numbers; RK_Q4H and RK_Q8H are those of K and V in 4 and 8 bits, RK_INT8 that of weights and rows in 8,
- * RK_INT4 that of weights in 4. */
-enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3, RK_INT4 = 4, RK_Q8H = 5 };
+ * RK_INT4 that of weights in 4, RK_GRID4 and RK_GRID8 those of weights that come in codes of 4 and 8 bits. */
+enum {
+    RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3, RK_INT4 = 4, RK_Q8H = 5, RK_GRID4 = 6, RK_GRID8 = 7
+};
 
 /* Packed weights of a linear layer, out = in * weights^T: how many bytes, and the packing, as RK_BF16, RK_INT8, RK_INT4.
  *
@@ -32,6 +34,10 @@ enum { RK_BF16 = 0, RK_FP32 = 1, RK_Q4H = 2, RK_INT8 = 3, RK_INT4 = 4, RK_Q8H = 
  * rotation. The depth is at most 2^16. All levels give the same bits.
  *
  * RK_INT4: the same, but every 32 weights are such numbers as 4 bits times a multiplier of their own can be.
+ *
+ * RK_GRID4, RK_GRID8: every 32 weights are codes times a step in fp16; with 4 bits an offset in fp16 is added, with 8 bits
+ * 128 is taken from the code. Callers pack them, as native/panel.hpp lays them out. Every 32 values of a row are rounded
+ * to 16 bits with a scale of their own. The depth is at most 2^16, and all levels give the same bits.
  *
  * weights: bf16, that of output column c and depth k at weights[c * column_stride + k * depth_stride].
  * packed: rk_packed_bytes bytes, aligned to 64.

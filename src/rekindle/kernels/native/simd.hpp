@@ -122,6 +122,8 @@ INLINE Bits dot(Bits acc, Bits a, Bits b) {
   return acc;
 }
 
+INLINE Vec load_halves(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }  // fp16
+
 INLINE Vec load_bf16(const uint16_t* p) {
   return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
@@ -252,6 +254,11 @@ INLINE Bits dot(Bits acc, Bits a, Bits b) {
   const Bits pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+
+// acc + a's first * b's first + a's second * b's second, by pairs of whole numbers of 16 bits.
+INLINE Bits dot_halves(Bits acc, Bits a, Bits b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+
+INLINE Vec load_halves(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
 INLINE Vec load_bf16(const uint16_t* p) {
   return as_floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
