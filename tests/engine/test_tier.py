@@ -228,6 +228,30 @@ def test_an_old_head_is_a_shorter_memory(replicas: Replicas) -> None:
     assert reply.report.reused_tokens > 0.5 * reply.report.prompt_tokens
 
 
+@pytest.mark.parametrize("note", ["there", "damaged"])
+def test_an_old_head_revives_nobody_who_was_purged(replicas: Replicas, note: str) -> None:
+    one = replicas.start("one")
+    ask(one, history())
+    exported(one)
+    (path,) = replicas.objects("heads")
+    old, blocks = path.read_bytes(), {each: each.read_bytes() for each in replicas.objects("blocks")}
+    one.purge("ada")
+    for each, data in {path: old, **blocks}.items():
+        each.write_bytes(data)
+    if note == "damaged":
+        replicas.objects("purged")[0].write_bytes(b"")
+    other = replicas.start("other")
+    with pytest.raises(NotFound):
+        other.load("ada")
+    ask(other, history(1))
+    exported(other)
+    if note == "there":
+        third = replicas.start("third")
+        third.load("ada")
+        (branch,) = third.agent_info("ada").branch_infos
+        assert branch.num_turns == 1, "what is said after the purge is remembered alone"
+
+
 def test_a_replica_with_another_secret_or_model_reads_nothing(replicas: Replicas, tmp_path: Path) -> None:
     one = replicas.start("one")
     first = ask(one, history())

@@ -83,7 +83,7 @@ def test_an_object_that_cannot_be_written_keeps_no_other_agent_out(replicas: Rep
     until(lambda: bool(replicas.objects("heads")))
     heads = [decode_head(opened(path)).agent for path in replicas.objects("heads")]
     assert heads == ["eve"], "no head before its blocks"
-    assert figures(other)["waiting_exports"] == 1
+    until(lambda: figures(other)["waiting_exports"] == 1)
     blocked.rmdir()
     exported(other)
     assert len(replicas.objects("heads")) == 2

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rekindle.tier.location import open_location
-from rekindle.tier.objects import AHEAD, Objects, TierUnavailable
-from rekindle.tier.sealing import BadObject, Sealer, Version
+from rekindle.tier.objects import AHEAD, MOST_BYTES, Objects, TierUnavailable
+from rekindle.tier.sealing import OVERHEAD, BadObject, Sealer, Version
 
 
 def open_objects(directory: Path, *, prefix: str = "model") -> Objects:
@@ -76,10 +76,10 @@ def test_many_come_in_order_until_one_is_missing(objects: Objects) -> None:
     names = [f"blocks/{number}" for number in range(3 * AHEAD)]
     objects.put_many([(name, name.encode()) for name in names])
     for num_certain in (0, 5, len(names)):
-        got = list(objects.get_many(names, seconds_left=lambda: 30.0, num_certain=num_certain))
+        got = list(objects.get_many(names, seconds_left=lambda: 30.0, most_bytes=100, num_certain=num_certain))
         assert got == [name.encode() for name in names]
     objects.delete([names[7]])
-    got = list(objects.get_many(names[:9], seconds_left=lambda: 30.0))
+    got = list(objects.get_many(names[:9], seconds_left=lambda: 30.0, most_bytes=100))
     assert got[7] is None and got[6] == names[6].encode() and got[8] == names[8].encode()
 
 
@@ -104,6 +104,28 @@ def test_damage_is_reported_with_the_version_to_replace(objects: Objects, tmp_pa
     assert got is not None and got[0] == b"new"
 
 
+def test_an_object_that_is_too_large_is_not_read(objects: Objects, tmp_path: Path) -> None:
+    objects.put_many([("heads/one", b"data"), ("blocks/one", b"12345")])
+    path = tmp_path / "tier" / "model" / "heads" / "one"
+    os.truncate(path, MOST_BYTES + OVERHEAD + 1)  # without writing it: as long as somebody likes
+    with pytest.raises(BadObject, match="more than it may have") as caught:
+        objects.get("heads/one")
+    assert objects.swap("heads/one", b"new", caught.value.version) is not None, "and it is replaced"
+    assert list(objects.get_many(["blocks/one"], seconds_left=lambda: 30.0, most_bytes=5)) == [b"12345"]
+    with pytest.raises(BadObject, match="more than it may have"):
+        list(objects.get_many(["blocks/one"], seconds_left=lambda: 30.0, most_bytes=4))
+
+
+def test_objects_that_are_read_together(objects: Objects, tmp_path: Path) -> None:
+    objects.put_many([("one", b"1"), ("other", b"2")])
+    got = objects.get_together("one", "nothing", "other")
+    assert [each and each[0] for each in got] == [b"1", None, b"2"]
+    (tmp_path / "tier" / "model" / "other").write_bytes(b"")
+    with pytest.raises(BadObject) as caught:
+        objects.get_together("one", "other")
+    assert got[0] is not None and caught.value.version == got[0][1], "the first is what would be replaced"
+
+
 def test_a_silent_store_is_given_up(objects: Objects, tmp_path: Path) -> None:
     objects.put("head", b"data")
     path = tmp_path / "tier" / "model" / "head"
@@ -112,7 +134,7 @@ def test_a_silent_store_is_given_up(objects: Objects, tmp_path: Path) -> None:
     with pytest.raises(TierUnavailable, match=r"no answer within 0\.05 s"):
         objects.get("head", timeout_s=0.05)
     with pytest.raises(TierUnavailable, match=r"no answer within 0\.05 s"):
-        list(objects.get_many(["head"], seconds_left=lambda: 0.05))
+        list(objects.get_many(["head"], seconds_left=lambda: 0.05, most_bytes=100))
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # lets the readers go
 
 

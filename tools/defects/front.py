@@ -99,7 +99,7 @@ FRONTS: tuple[Mutant, ...] = (
     one(
         "a front that loses events which two pieces of bytes share",
         WIRE,
-        '[b"".join(self._rest), *others]',
+        "[bytes(self._rest), *others]",
         "[first, *others]",
         f"{OF_WIRE}::test_events_do_not_depend_on_where_the_bytes_are_cut",
     ),
@@ -157,7 +157,7 @@ FRONTS: tuple[Mutant, ...] = (
         SERVED,
         'if answer["tokens"] != list(ids):',
         'if len(answer["tokens"]) > len(ids):',
-        f"{FAILURES}::test_an_unfit_backend_at_the_start[state1-another tokenizer]",
+        f"{FAILURES}::test_an_unfit_backend_at_the_start",
     ),
     one(
         "a front that leaves processes of a vLLM which has ended",

@@ -112,13 +112,27 @@ TIER: tuple[Mutant, ...] = (
     one(
         "a head before the blocks that it names",
         EXPORTS,
-        """            self._send(stored, head)
-            if self._objects.swap(name, changed.encode(), version) is not None:
+        """            self._send(stored, found.head)
+            if self._objects.swap(name, changed.encode(), found.version) is not None:
 """,
-        """            if self._objects.swap(name, changed.encode(), version) is not None:
-                self._send(stored, head)
+        """            if self._objects.swap(name, changed.encode(), found.version) is not None:
+                self._send(stored, found.head)
 """,
         f"{SINGLE}::test_an_object_that_cannot_be_written_keeps_no_other_agent_out",
+    ),
+    one(
+        "an old head that revives who was purged",
+        HEADS,
+        "head if note is None else head.purged(read_note(note[0]))",
+        "head",
+        f"{ENGINE}::test_an_old_head_revives_nobody_who_was_purged",
+    ),
+    one(
+        "objects that are read whatever their size",
+        OBJECTS,
+        "is_small = num_bytes <= most_bytes + OVERHEAD",
+        "is_small = True",
+        f"{OF_OBJECTS}::test_an_object_that_is_too_large_is_not_read",
     ),
     one(
         "a branch that cannot be exported tried before all others",

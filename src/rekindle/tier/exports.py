@@ -18,11 +18,11 @@ import numpy as np
 from rekindle.agent_ids import kind_of
 from rekindle.store.values import SequenceRecord, StoredBlock
 from rekindle.tier.breaker import Breaker
-from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, read_head
+from rekindle.tier.heads import AgentHead, FoundHead, HeadBranch, NewerHead, read_head
 from rekindle.tier.names import block_name, head_name
-from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
+from rekindle.tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
 from rekindle.tier.records import Records
-from rekindle.tier.sealing import BadObject, Version
+from rekindle.tier.sealing import BadObject
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)
@@ -142,27 +142,27 @@ class Exports:
             return
         name = head_name(self._objects.sealer, namespace, agent)
         for _ in range(TRIES):
-            head, version = self._head(namespace, agent)
-            changed = head.with_branch(branch, most=self._max_branches)
-            if changed is head:
+            found = self._head(namespace, agent)
+            changed = found.head.with_branch(branch, most=self._max_branches)
+            if changed is found.head:
                 return
-            self._send(stored, head)
-            if self._objects.swap(name, changed.encode(), version) is not None:
+            self._send(stored, found.head)
+            if self._objects.swap(name, changed.encode(), found.version) is not None:
                 self.counts["heads"] += 1
                 return
             self.counts["conflicts"] += 1
         raise TierUnavailable(f"the head of agent {agent} changed {TRIES} times while it was written")
 
-    def _head(self, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
+    def _head(self, namespace: str, agent: str) -> FoundHead:
         """Return an agent's head as it is in the tier; an empty one if it is damaged or another's."""
         try:
-            return read_head(self._objects, namespace, agent)
+            return read_head(self._objects, namespace, agent, timeout_s=ANSWER_S)
         except NewerHead:
             raise
         except BadObject as error:
             self.counts["bad_objects"] += 1
             logger.warning("the head of agent %s in the object tier is replaced: %s", agent, error)
-            return AgentHead(namespace, agent), error.version
+            return FoundHead(AgentHead(namespace, agent), error.version)
 
     def _send(self, stored: Sequence[StoredBlock], head: AgentHead) -> None:
         """Write the objects of these blocks that neither the head names nor the tier was seen to have."""

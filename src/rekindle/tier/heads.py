@@ -18,7 +18,7 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes, tail_hash
 from rekindle.cache.blocks.identity import BlockIdentity
-from rekindle.tier.names import head_name
+from rekindle.tier.names import head_name, purged_name
 from rekindle.tier.sealing import BadObject, Version
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ class AgentHead:
         kept = sorted((branch, *others), key=lambda each: -each.last_use)[:most]
         return replace(self, branches=tuple(kept))
 
-    def purged(self, now: float) -> AgentHead:
-        """Return the head of an agent that is forgotten from now on."""
-        return replace(self, branches=(), purged_at=now)
+    def purged(self, at: float) -> AgentHead:
+        """Return the head without what ended until then (wall clock); itself if that was purged before."""
+        if at <= self.purged_at:
+            return self
+        return replace(self, branches=tuple(each for each in self.branches if each.last_use > at), purged_at=at)
 
     def encode(self) -> bytes:
         """Return the head as bytes; the ids that a branch shares with one before it are written once."""
@@ -120,19 +122,45 @@ def head_of(data: bytes, namespace: str, agent: str) -> AgentHead:
     return head
 
 
-def read_head(objects: Objects, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
-    """Return an agent's head as it is in the tier, and its version; an empty one and None if there is none.
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """An agent's head as it is in the tier; an empty one without a version if there is none."""
 
-    BadObject, with its version, if it is damaged; NewerHead if it cannot be read, and must not be replaced.
+    head: AgentHead
+    version: Version | None
+    num_bytes: int = 0
+
+
+def read_head(objects: Objects, namespace: str, agent: str, *, timeout_s: float) -> FoundHead:
+    """Return an agent's head, without what a note says was purged: an old head may have been put in its place.
+
+    BadObject, with the head's version, if it or the note is damaged; NewerHead if it cannot be read, and must not be
+    replaced.
     """
-    got = objects.get(head_name(objects.sealer, namespace, agent))
+    names = (head_name(objects.sealer, namespace, agent), purged_name(objects.sealer, namespace, agent))
+    got, note = objects.get_together(*names, timeout_s=timeout_s)
     if got is None:
-        return AgentHead(namespace, agent), None
+        return FoundHead(AgentHead(namespace, agent), None)
+    data, version = got
     try:
-        return head_of(got[0], namespace, agent), got[1]
+        head = head_of(data, namespace, agent)
+        return FoundHead(head if note is None else head.purged(read_note(note[0])), version, len(data))
     except BadObject as error:
-        error.version = got[1]
+        error.version = version
         raise
+
+
+def note_of(purged_at: float) -> bytes:
+    """Return the note that an agent was purged, at this time (wall clock)."""
+    return str(purged_at).encode()
+
+
+def read_note(data: bytes) -> float:
+    """Return when an agent was purged, from the note of it; BadObject if it is none."""
+    try:
+        return float(data)
+    except ValueError as error:
+        raise BadObject(f"no note of a purge: {error}") from error
 
 
 def _written(branch: HeadBranch, before: Sequence[HeadBranch]) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.tier.breaker import Breaker
-from rekindle.tier.heads import AgentHead, head_of
-from rekindle.tier.names import head_name
+from rekindle.tier.heads import AgentHead, read_head
 from rekindle.tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable
 from rekindle.tier.pace import Pace
 from rekindle.tier.patience import Patience, can_ask, head_s
@@ -59,9 +58,9 @@ class Imports:
             return None
         began, timeout_s = time.monotonic(), head_s(compute_s, wait_s=self._wait_s)
         try:
-            got = self._objects.get(head_name(self._objects.sealer, namespace, agent), timeout_s=timeout_s)
-            self._answered(len(got[0]) if got is not None else 0, time.monotonic() - began)
-            return None if got is None else head_of(got[0], namespace, agent)
+            found = read_head(self._objects, namespace, agent, timeout_s=timeout_s)
+            self._answered(found.num_bytes, time.monotonic() - began)
+            return None if found.version is None else found.head
         except TierUnavailable as error:
             self._failed(error, 0)
         except BadObject as error:
@@ -97,7 +96,8 @@ class Imports:
         num_bytes = num_tokens = 0
         names = [name for each in wanted for name in self._records.names(each.identity, each.parts)]
         num_certain = sum(len(each.parts) for each in wanted[:num_named])
-        arriving = self._objects.get_many(names, seconds_left=patience.seconds_left, num_certain=num_certain)
+        most, left_s = self._records.most_bytes, patience.seconds_left
+        arriving = self._objects.get_many(names, seconds_left=left_s, most_bytes=most, num_certain=num_certain)
         try:
             for each in wanted:
                 block = self._next(each, arriving)

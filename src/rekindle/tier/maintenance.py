@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collected, Collection
-from rekindle.tier.heads import NewerHead
+from rekindle.tier.heads import NewerHead, read_note
 from rekindle.tier.names import PURGED, purged_name
 from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
 from rekindle.tier.pace import Pace
@@ -96,11 +96,10 @@ class Maintenance:
             if each.name in here:
                 try:
                     got = self._objects.get(each.name)
+                    if got is not None:
+                        self._forget(*here[each.name], read_note(got[0]))
                 except BadObject as error:
                     logger.warning("a note that an agent was purged is damaged: %s", error)
-                    got = None
-                if got is not None:
-                    self._forget(*here[each.name], float(got[0]))
             self._seen[each.name] = each.modified
 
     def collect_if_due(self) -> None:

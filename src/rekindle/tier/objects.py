@@ -1,8 +1,9 @@
 """Sealed objects by name, in any object store: get, put if absent, and swap, each with a time limit.
 
 Owns the thread that waits for the object store. A failure or a missing answer is a TierUnavailable, a damaged or
-foreign object a BadObject, a lock that another process keeps a HeadsLocked; what is not there is None. An object that
-is written twice under one name is the same both times, except for those that are swapped.
+foreign object a BadObject, as is one that is larger than it may be, which is not read; a lock that another process
+keeps is a HeadsLocked; what is not there is None. An object that is written twice under one name is the same both
+times, except for those that are swapped.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, ObjectStore
 
 from rekindle.tier.location import first_line
-from rekindle.tier.sealing import BadObject, Sealer, Version
+from rekindle.tier.sealing import OVERHEAD, BadObject, Sealer, Version
 
 T = TypeVar("T")
 ANSWER_S = 60.0  # the longest wait for one answer, where nobody waits for it
 CLOSED = "it is closed"
 AT_ONCE = 16  # objects on their way at a time
+MOST_BYTES = 64 << 20  # of an object that is read alone: a head with 64 texts of 100,000 tokens has less
 LOCK_S, LOOK_AGAIN_S = 5.0, 0.01  # the longest wait for the lock of a directory's heads, and how often it is tried
 AHEAD = 32  # objects that are asked for before the first of them was used
 
@@ -59,6 +61,15 @@ class Listed:
     name: str
     num_bytes: int
     modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """An object as it is in the object store; `sealed` None: it is too large to be read."""
+
+    sealed: bytes | None
+    num_bytes: int
+    version: Version
 
 
 class Objects:
@@ -98,32 +109,49 @@ class Objects:
 
     def get(self, name: str, *, timeout_s: float = ANSWER_S) -> tuple[bytes, Version] | None:
         """Return an object's data and version."""
-        found = self._wait(self._fetch(name), timeout_s)
-        if found is None:
-            return None
-        sealed, version = found
+        return self.get_together(name, timeout_s=timeout_s)[0]
+
+    def get_together(self, *names: str, timeout_s: float = ANSWER_S) -> list[tuple[bytes, Version] | None]:
+        """Return the data and versions of objects, which are asked for at once; one may be of `MOST_BYTES`.
+
+        If any of them is damaged, BadObject with the version of the first.
+        """
+
+        async def fetched() -> list[_Got | None]:
+            return list(await asyncio.gather(*(self._fetch(name, MOST_BYTES) for name in names)))
+
+        got = self._wait(fetched(), timeout_s)
         try:
-            return self.sealer.open(self._path(name), sealed), version
+            return [self._read(name, each) for name, each in zip(names, got, strict=True)]
         except BadObject as error:
-            error.version = version
+            error.version = None if got[0] is None else got[0].version
             raise
 
+    def _read(self, name: str, got: _Got | None) -> tuple[bytes, Version] | None:
+        return None if got is None else (self._open(name, got), got.version)
+
+    def _open(self, name: str, got: _Got) -> bytes:
+        if got.sealed is None:
+            raise BadObject(f"{got.num_bytes} bytes, more than it may have")
+        return self.sealer.open(self._path(name), got.sealed)
+
     def get_many(
-        self, names: Sequence[str], *, seconds_left: Callable[[], float], num_certain: int = 0
+        self, names: Sequence[str], *, seconds_left: Callable[[], float], most_bytes: int, num_certain: int = 0
     ) -> Generator[bytes | None]:
-        """Yield the objects' data in order, several on their way at a time; the first failure ends it.
+        """Yield the objects' data in order, several on their way at a time, each of `most_bytes`; the first failure
+        ends it.
 
         `seconds_left` is asked before each wait. The first `num_certain` are expected to be there; of others, the more
         have been found, the more are asked for ahead, as a request for what is not there costs as much as any.
         """
-        ahead: list[Future[tuple[bytes, Version] | None]] = []
+        ahead: list[Future[_Got | None]] = []
         try:
             for at, name in enumerate(names):
                 most = min(AHEAD, max(num_certain - at, 1 + 2 * max(0, at - num_certain)), len(names) - at)
                 while len(ahead) < most:
-                    ahead.append(self._start(self._fetch(names[at + len(ahead)])))
-                sealed = _answer(ahead.pop(0), seconds_left())
-                yield None if sealed is None else self.sealer.open(self._path(name), sealed[0])
+                    ahead.append(self._start(self._fetch(names[at + len(ahead)], most_bytes)))
+                got = _answer(ahead.pop(0), seconds_left())
+                yield None if got is None else self._open(name, got)
         finally:
             for each in ahead:
                 each.cancel()
@@ -189,14 +217,16 @@ class Objects:
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    async def _fetch(self, name: str) -> tuple[bytes, Version] | None:
+    async def _fetch(self, name: str, most_bytes: int) -> _Got | None:
         async with self._slots:
             try:
                 got = await obstore.get_async(self._store, self._path(name))
-                data = await got.bytes_async()
+                version, num_bytes = Version(got.meta["e_tag"] or "", got.meta["version"]), got.meta["size"]
+                is_small = num_bytes <= most_bytes + OVERHEAD
+                data = bytes(await got.bytes_async()) if is_small else None
             except FileNotFoundError:
                 return None
-            return bytes(data), Version(got.meta["e_tag"] or "", got.meta["version"])
+            return _Got(data, num_bytes, version)
 
     async def _look(self, path: str) -> Any | None:
         try:

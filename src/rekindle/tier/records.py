@@ -47,6 +47,11 @@ class Records:
         """Tokens of a full block."""
         return self._layout.block_tokens
 
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest record of a part."""
+        return max(each.record_bytes for each in self._formats)
+
     def num_bytes(self, parts: Sequence[int]) -> int:
         """Return the size of records of these parts."""
         return sum(self._formats[part].record_bytes for part in parts)

@@ -17,15 +17,15 @@ from rekindle.store.warm import WarmStore
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collection, Limits
 from rekindle.tier.exports import TRIES, Exports
-from rekindle.tier.heads import AgentHead, NewerHead, read_head
+from rekindle.tier.heads import AgentHead, FoundHead, NewerHead, note_of, read_head
 from rekindle.tier.imports import Imports
 from rekindle.tier.location import directory_of, open_location
 from rekindle.tier.maintenance import Agents, Forget, Maintenance
 from rekindle.tier.names import head_name, purged_name
-from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
+from rekindle.tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
 from rekindle.tier.pace import Pace
 from rekindle.tier.records import Records
-from rekindle.tier.sealing import BadObject, Sealer, Version
+from rekindle.tier.sealing import BadObject, Sealer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +127,13 @@ class ObjectTier:
         name, done = head_name(sealer, namespace, agent), "nothing was forgotten"
         try:
             for _ in range(TRIES):
-                head, version = self._head(namespace, agent)
-                if version is None and not is_here:
+                found = self._head(namespace, agent)
+                if found.version is None and not is_here:
                     return None
-                if self._objects.swap(name, head.purged(now).encode(), version) is not None:
+                head, forgotten = found.head, AgentHead(namespace, agent, purged_at=now)
+                if self._objects.swap(name, forgotten.encode(), found.version) is not None:
                     done = "the agent is forgotten in the object tier, and not here"
-                    self._objects.put(purged_name(sealer, namespace, agent), str(now).encode())
+                    self._objects.put(purged_name(sealer, namespace, agent), note_of(now))
                     return Forgotten(*self._collection.delete_unshared(head)) if head.branches else None
         except TierUnavailable as error:
             self.breaker.failed(str(error))
@@ -146,13 +147,13 @@ class ObjectTier:
             raise StoreError(f"{done}: {error}; try again") from error
         raise StoreError(f"nothing was forgotten: agent {agent!r} is written by other replicas all the time; try again")
 
-    def _head(self, namespace: str, agent: str) -> tuple[AgentHead, Version | None]:
+    def _head(self, namespace: str, agent: str) -> FoundHead:
         try:
-            return read_head(self._objects, namespace, agent)
+            return read_head(self._objects, namespace, agent, timeout_s=ANSWER_S)
         except NewerHead:
             raise
         except BadObject as error:
-            return AgentHead(namespace, agent), error.version
+            return FoundHead(AgentHead(namespace, agent), error.version)
 
     def problem(self) -> str | None:
         """Return what does not work, in a sentence; None if all is well."""
