@@ -207,3 +207,32 @@ def test_a_whole_number_may_be_written_as_a_float(served: Served, name: str) -> 
     assert served.send("POST", path, {"model": "default", **body, limit: 4.0}).status == 200
     if path.startswith("/v1/"):
         assert served.send("POST", path, {"model": "default", **body, limit: 4.5}).status == 400
+
+
+LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object"}}
+FOREIGN = {"type": "code_interpreter", "container": {"type": "auto"}}
+CHAT_TOOL: dict[str, Any] = {"type": "function", "function": LOOK}
+OFFERED: dict[str, tuple[dict[str, Any], Any]] = {
+    "/v1/chat/completions": ({"messages": [SHOW]}, CHAT_TOOL),
+    "/v1/responses": ({"input": [SHOW], "store": False}, {"type": "function", **LOOK}),
+    "/v1/messages": ({"messages": [SHOW]}, {"name": "look", "input_schema": {"type": "object"}}),
+    "/api/chat": ({"messages": [SHOW], "stream": False}, CHAT_TOOL),
+    "/v1/agents/offered/prefill": ({"messages": [SHOW]}, CHAT_TOOL),
+}
+
+
+@pytest.mark.parametrize("path", OFFERED)
+def test_a_tool_of_a_kind_that_nobody_knows_is_left_out(served: Served, strict: Served, path: str) -> None:
+    body, tool = OFFERED[path]
+    body |= {"max_tokens": 4} if path in ("/v1/messages", "/v1/chat/completions") else {}
+    report = {}
+    for name, tools in {"known": [tool], "both": [FOREIGN, tool], "foreign": [FOREIGN], "none": []}.items():
+        answer = served.send("POST", path, {**body, "tools": tools})
+        assert answer.status == 200, answer.body
+        report[name] = answer.json["rekindle"]
+    assert report["both"]["prompt_tokens"] == report["known"]["prompt_tokens"], "the model sees the others"
+    assert report["foreign"]["prompt_tokens"] == report["none"]["prompt_tokens"]
+    (left_out,) = report["both"]["left_out"]
+    assert (left_out["kind"], left_out["param"]) == ("code_interpreter", "tools[0]")
+    refused = strict.send("POST", path, {**body, "tools": [tool, FOREIGN]})
+    assert refused.status == 400 and b"tools[1] is of type 'code_interpreter'" in refused.body

@@ -307,7 +307,7 @@ def test_an_agents_end_is_that_of_its_responses(scripted: Served, how: str) -> N
 @pytest.mark.parametrize(
     ("wrong", "kind", "param"),
     [
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, openai.BadRequestError, "tools[0].type"),
+        ({"tools": [{"type": 5}]}, openai.BadRequestError, "tools[0].type"),
         ({"tool_choice": {"type": "web_search"}, "tools": TOOLS}, openai.BadRequestError, "tool_choice"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
         ({"text": {"format": {"type": "xml"}}}, openai.BadRequestError, "text.format"),

@@ -20,7 +20,7 @@ from rekindle.server.agents.routes import PREFIX, Agent, Body, old_name_of
 from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
 from rekindle.server.answers.extension import RekindleReport
-from rekindle.server.answers.functions import Tool
+from rekindle.server.answers.functions import Tool, read_functions
 from rekindle.server.answers.steering import template_kwargs
 from rekindle.server.answers.validation import Items, validated
 from rekindle.server.border import Router
@@ -115,7 +115,7 @@ def _request(body: Any, caller: Caller, model: ServedModel, omissions: Omissions
         messages=normalise_messages(given.messages, omissions),
         agent=caller.agent,
         namespace=caller.namespace,
-        tools=body["tools"] if given.tools else None,  # as sent: the template prints every key, in this order
+        tools=read_functions(given.tools, body.get("tools"), omissions).shown,
         template_kwargs=template_kwargs(given.chat_template_kwargs, None),
         task="prefill",
         omitted=omissions.all(),

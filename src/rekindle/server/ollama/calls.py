@@ -12,6 +12,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_schema
+from rekindle.server.answers.functions import read_functions
 from rekindle.server.answers.steering import ToolChoice, steered, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
@@ -97,12 +98,10 @@ def parse_chat(body: Any, caller: Caller, side: ModelSide, *, strict: bool = Fal
     if not asked.messages:
         return _call(asked, None, side.form)
     messages, prefix = messages_of(asked.messages, omissions, needs_ids=side.needs_ids)
-    tools = body["tools"] if asked.tools else None  # unparsed: the template prints every key, in the order sent
-    request = _request(asked, caller, side, omissions, messages=messages, tools=tools, prefix=prefix)
-    functions = [tool.function for tool in asked.tools or ()]
-    enforced = {each.name: f"tools[{at}].function.parameters" for at, each in enumerate(functions) if each.strict}
-    names = frozenset(each.name for each in functions)
-    return _call(asked, steered(request, side.form, ToolChoice(), tool_names=names, strict=enforced), side.form)
+    found = read_functions(asked.tools, body.get("tools"), omissions)
+    request = _request(asked, caller, side, omissions, messages=messages, tools=found.shown, prefix=prefix)
+    steering = steered(request, side.form, ToolChoice(), tool_names=found.names, strict=found.strict)
+    return _call(asked, steering, side.form)
 
 
 def parse_generate(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:

@@ -12,6 +12,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import NAMES, only, read_format, read_named, read_structured_outputs
+from rekindle.server.answers.functions import read_functions
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
 from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
@@ -104,7 +105,7 @@ def parse_chat(
     extra: dict[str, Any] = {"logprobs": chat.top_logprobs or 0} if chat.logprobs else {}
     if chat.max_completion_tokens is not None:
         extra["max_tokens"] = chat.max_completion_tokens
-    tools = body["tools"] if chat.tools else None  # unparsed: the template prints every key, in the order sent
+    functions = read_functions(chat.tools, body.get("tools"), omissions)
     messages = normalise_messages(chat.messages, omissions) if ids is None else None
     messages, prefix = _continued(chat, messages)
     request = GenerationRequest(
@@ -112,7 +113,7 @@ def parse_chat(
         token_ids=ids,
         agent=caller.agent,
         namespace=caller.namespace,
-        tools=tools,
+        tools=functions.shown,
         params=_params(chat, extra, defaults),
         reuse=options.reuse,
         parent=caller.parent,
@@ -125,12 +126,8 @@ def parse_chat(
     return ChatCall(
         **_common(chat, options, (request,)),
         tool_choice=choice,
-        tool_names=frozenset(tool.function.name for tool in chat.tools or ()),
-        strict={
-            tool.function.name: f"tools[{at}].function.parameters"
-            for at, tool in enumerate(chat.tools or ())
-            if tool.function.strict
-        },
+        tool_names=functions.names,
+        strict=functions.strict,
         parallel=chat.parallel_tool_calls is not False and choice.name is None,
         shows_reasoning=chat.include_reasoning is not False,
     )

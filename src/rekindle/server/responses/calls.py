@@ -86,7 +86,7 @@ def parse_response(
     items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id)), omissions).read(asked.input)
     history = [item for stored in chain for item in stored.all_items]
     check_outputs(history, items)
-    messages, tools = _messages(asked, [*history, *items]), read_tools(asked.tools)
+    messages, tools = _messages(asked, [*history, *items]), read_tools(asked.tools, omissions)
     _check_repeated(tools=asked.tools, tool_choice=asked.tool_choice)
     choice = read_choice(asked.tool_choice, tools)
     echoes = True if chain or all(message.role != "assistant" for message in messages) else None

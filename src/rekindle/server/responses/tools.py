@@ -1,7 +1,7 @@
 """Tools of the responses API, flat or in a namespace, as functions in the form that chat templates take.
 
-Owns the names that the model knows tools by, and which are left out: those that OpenAI's servers would run, which
-clients offer by default. They are not shown to the model, and the answer lists them. Other kinds are refused.
+Owns the names that the model knows tools by, and which are left out: those that OpenAI's servers would run, and kinds
+that are not known. They are not shown to the model, and the answer lists them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from rekindle.errors import BadRequest
 from rekindle.server.answers.steering import ToolChoice, parse_tool_choice
-from rekindle.server.answers.validation import short
 from rekindle.server.responses.call_items import CUSTOM, FUNCTION, KINDS, ToolKind, full_name
 from rekindle.server.responses.client_tools import custom_function, described
+from rekindle.text.omissions import Omissions, kind_of
 
-# Coding agents offer these with every request, to any server.
+# Coding agents offer these with every request, to any server: they are no reason to refuse one.
 LEFT_OUT = frozenset("image_generation tool_search web_search web_search_2025_08_26 web_search_preview".split())
 # Fields of a function that the model sees; the rest steers OpenAI's servers.
 SHOWN = ("name", "description", "parameters")
@@ -44,18 +44,21 @@ class OfferedTools:
     strict: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
-    """Parse the tools of a request; BadRequest names the first that cannot be offered."""
+def read_tools(given: Sequence[Mapping[str, Any]] | None, omissions: Omissions) -> OfferedTools:
+    """Parse the tools of a request; BadRequest names the first that has not the form of its kind."""
     shown: list[dict[str, Any]] = []
     known: dict[str, OfferedTool] = {}
     left_out: dict[str, None] = {}
     strict: dict[str, str] = {}
     for where, tool, namespace in _flat(given or ()):
         kind = tool.get("type")
-        if kind in LEFT_OUT:
-            left_out[str(kind)] = None
+        found = _offered(tool, namespace, where)
+        if found is None:
+            if kind not in LEFT_OUT:
+                omissions.whole(tool, where)
+            left_out[kind_of(tool)] = None
             continue
-        offered, description = _offered(tool, namespace, where)
+        offered, description = found
         name = full_name(offered.name, offered.namespace)
         known[name] = offered
         if offered.kind is FUNCTION and tool.get("strict") is True:
@@ -64,13 +67,15 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None) -> OfferedTools:
     return OfferedTools(tuple(shown), known, tuple(left_out), strict)
 
 
-def _offered(tool: Mapping[str, Any], namespace: str | None, where: str) -> tuple[OfferedTool, Mapping[str, Any]]:
-    """Return a tool and what the model sees of it as a function; BadRequest if it cannot be offered."""
-    kind = next((each for each in KINDS if each.tool == tool.get("type")), None)
+def _offered(
+    tool: Mapping[str, Any], namespace: str | None, where: str
+) -> tuple[OfferedTool, Mapping[str, Any]] | None:
+    """Return a tool and what the model sees of it as a function; None if its kind cannot be offered here."""
+    if not isinstance(tool.get("type"), str):
+        raise BadRequest(f"{where}.type must be a string", param=f"{where}.type")
+    kind = next((each for each in KINDS if each.tool == tool["type"]), None)
     if kind is None:
-        kinds = ", ".join(each.tool for each in KINDS)
-        message = f"{where} is of type {short(tool.get('type'))}: this server takes {kinds}, or a namespace of them"
-        raise BadRequest(message, param=f"{where}.type")
+        return None
     by_type = described(tool)
     if by_type is not None:
         return OfferedTool(kind.tool, None, kind), by_type
