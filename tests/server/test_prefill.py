@@ -89,7 +89,7 @@ def test_the_old_name_of_a_route_answers_the_same(served: Served, old: str, new:
     [
         ({"messages": []}, "messages"),
         ({}, "messages"),
-        ({"messages": TALK, "tools": [{"type": "web"}]}, "tools.0.type"),
+        ({"messages": TALK, "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": TALK, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
         ({"messages": TALK, "model": "gpt-9"}, "model"),
         ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content[0]"),
