@@ -299,7 +299,7 @@ def test_thoughts_stand_beside_the_answer_and_come_back(scripted: Served) -> Non
     said = say("muse")
     first = ask(scripted, said, "eve")
     message = first.choices[0].message
-    assert (message.reasoning_content, message.content) == (THOUGHT, ANSWER)
+    assert (message.reasoning_content, message.content) == (THOUGHT, ANSWER) and message.reasoning == THOUGHT
     assert first.choices[0].finish_reason == "stop"
     thought = first.usage.completion_tokens_details.reasoning_tokens
     assert (thought, first.usage.completion_tokens) == (3, 5), "a token that ends a thought began in it"
@@ -315,6 +315,7 @@ def test_thoughts_stream_apart_from_the_answer(scripted: Served) -> None:
         ChatChunk.model_validate(chunk.model_dump(exclude_unset=True))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     thoughts = [delta.reasoning_content for delta in deltas if hasattr(delta, "reasoning_content")]
+    assert thoughts == [delta.reasoning for delta in deltas if hasattr(delta, "reasoning")]
     assert "".join(thoughts) == THOUGHT
     assert len(thoughts) > 1, "thoughts come as they are generated"
     assert "".join(delta.content or "" for delta in deltas) == ANSWER
@@ -346,7 +347,7 @@ def test_a_reply_cut_off_in_its_thought_has_no_content(scripted: Served) -> None
 def test_thinking_can_be_switched_off(scripted: Served, asked: dict[str, Any]) -> None:
     message = ask(scripted, say("muse"), **asked).choices[0].message
     assert message.content == "".join(SCRIPTS["talk"])
-    assert not hasattr(message, "reasoning_content")
+    assert not hasattr(message, "reasoning_content") and not hasattr(message, "reasoning")
 
 
 @pytest.mark.parametrize("stream", [False, True])

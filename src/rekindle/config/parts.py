@@ -185,7 +185,11 @@ class StoreSettings:
         given="secret",
     )
     disk_bytes: int | None = setting(
-        None, "disk for warm KV", unset="a fifth of what is free, at most 50GB", bounds=at_least(1)
+        None,
+        "disk for warm KV of the model that is served, in its KV format",
+        detail="What the directory holds of other models and formats is not counted: it stays for `stale_ttl_s`.",
+        unset="a fifth of what is free, at most 50GB",
+        bounds=at_least(1),
     )
     agent_ttl_s: float | None = setting(None, "forget agents unused for this long", unset="never", bounds=at_least(1))
     anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for this long", bounds=at_least(1))

@@ -40,7 +40,7 @@ _KNOWN: dict[KnownCause, str] = {
     "window_ended": "the text matches further, but layers with a window keep their KV only where prompts are likely to "
     "go on",
     "not_stored": "nothing is stored for this agent yet",
-    "other_fingerprint": "what is stored was computed by another model, tokenizer or KV format",
+    "other_fingerprint": "what is stored was computed by another model, tokenizer, KV format or size of blocks",
     "not_reported": "the server that computes did not say what it reused, so it is counted as nothing",
 }
 _FIRST = "this is the first request of a conversation: the agent's others begin otherwise"

@@ -20,7 +20,7 @@ ADVICE: dict[Cause, str] = {
     "window_ended": "mark the place with cache_control if prompts part there often; the next one resumes there anyway",
     "not_stored": "nothing: the first turn is computed, the next ones reuse it",
     "not_reported": "start vLLM with --enable-prompt-tokens-details; nothing is known of replies that were cut off",
-    "other_fingerprint": "serve the model, dtype and --kv of before, or let the agent start anew",
+    "other_fingerprint": "serve the model, dtype, --kv and --block-tokens of before, or let the agent start anew",
 }
 
 

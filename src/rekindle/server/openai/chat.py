@@ -1,6 +1,7 @@
 """OpenAI's chat completions, whole and in chunks, encoded from deltas.
 
-Reasoning goes into `reasoning_content`, as in other servers of open models: OpenAI returns none.
+Reasoning is in `reasoning_content` and, for newer clients, in `reasoning`, as other servers of open models have it:
+OpenAI returns none.
 """
 
 from __future__ import annotations
@@ -122,7 +123,11 @@ class ChatReply(DataEvents):
         """Encode the whole message; a reply with only calls has null content."""
         content = reply.content or None if reply.tool_calls else reply.content
         shown = reply if self._call.shows_reasoning else replace(reply, reasoning=None)
-        return message_of(shown) | {"content": content, "refusal": None}
+        return message_of(shown) | _thought(shown.reasoning) | {"content": content, "refusal": None}
+
+
+def _thought(reasoning: str | None) -> dict[str, str]:
+    return dict.fromkeys(("reasoning_content", "reasoning"), reasoning) if reasoning else {}
 
 
 def _piece(event: Event) -> dict[str, Any] | None:
@@ -131,7 +136,7 @@ def _piece(event: Event) -> dict[str, Any] | None:
         case TextDelta():
             return {"content": event.text} if event.text else None
         case ReasoningDelta():
-            return {"reasoning_content": event.text} if event.text else None
+            return _thought(event.text) if event.text else None
         case CallStart():
             function = {"name": event.name, "arguments": ""}
             return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}

@@ -90,6 +90,7 @@ class AssistantMessage(StrictModel):
     content: str | None
     refusal: None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(default=None, description="the same, by its newer name")
     tool_calls: list[Called] = Field(default=[])
 
 
@@ -151,6 +152,7 @@ class ChatDelta(StrictModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(default=None, description="the same, by its newer name")
     tool_calls: list[CallPiece] = Field(default=[])
 
 
