@@ -12,7 +12,7 @@ import pytest
 from rekindle.errors import BadRequest
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.messages import GUARD, Message, ToolCall
-from rekindle.text.replies import begin_reply, find_reply_format
+from rekindle.text.replies import ParsedReply, ReplyStream, begin_reply, find_reply_format
 from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
 from tests.text.test_constraints import constraints_of, follow, ids_of
 from tests.text.test_reply_formats import ASKED, HOLDS_ONE, id_for, reply_of, structured, until_end
@@ -28,6 +28,7 @@ TOOLS = (
     CalledTool("add", None, is_strict=False, param="tools"),
 )
 FREE = Calls(TOOLS)
+OFFERED = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
 WRITTEN = [
     name
     for name in FAMILIES
@@ -114,6 +115,24 @@ def test_a_forced_call_continues_its_beginning(name: str, tool: str | None) -> N
             rest = rest.removesuffix(GUARD + section)
         assert takes(name, ids_of(name, rest), calls, opening=opening) == is_right
     assert not takes(name, ids_of(name, "Hello"), calls, opening=opening)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_forced_call_that_is_cut_inside_its_name_is_no_text(name: str) -> None:
+    encoder = encoder_for(name)
+    form = find_reply_format(encoder)
+    prefix = form.opening(None) or ""
+    _, opening = begin_reply(form, encoder, prompt=encoder.render_chat([ASKED]), prefix=prefix)
+    rest = structured(encoder, np.array(reply_with(name, {"place": "attic"}), np.uint32)).partition(prefix)[2]
+    reply, at = ParsedReply(), rest.index("look")
+    while not reply.message().tool_calls:
+        reader, reply = ReplyStream(form, tools=OFFERED, opening=opening), ParsedReply()
+        events = reader.push(rest[:at]) + reader.finish()
+        for event in events:
+            reply.take(event)
+        assert not reply.message().content and "".join(event.raw for event in events) == rest[:at]
+        at += 1
+    assert at > rest.index("look") + len("look")
 
 
 def test_only_one_call_where_one_is_wanted() -> None:

@@ -293,6 +293,9 @@ def test_what_no_reply_could_follow_is_refused_before_it_begins(given: Constrain
 @pytest.mark.parametrize(
     ("given", "place"),
     [
+        (Constraint("json", False, "x"), ""),
+        (Constraint("json", {"properties": {"a": False}, "required": ["a"], "type": "object"}, "x"), "properties.a"),
+        (Constraint("json", {"enum": []}, "x"), ""),
         (Constraint("json", {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}, "x"), "$defs.n"),
         (
             Constraint("json", {"allOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": {"$ref": "#/$defs/n"}}}, "x"),

@@ -78,7 +78,7 @@ class Compiler:
 
     def fault(self, grammar: str) -> str:
         """Return why a grammar cannot be compiled or satisfied, or why a walk through it ends; empty for a good one."""
-        return self.walk(self.compiled(grammar)) or impossible(grammar)
+        return impossible(grammar) or self.walk(self.compiled(grammar))
 
     def walk(self, matcher: LLMatcher) -> str:
         """Take some tokens that a matcher allows; return as `fault` does."""

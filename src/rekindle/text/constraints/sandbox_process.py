@@ -92,7 +92,7 @@ def _answer(compiler: Compiler, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": error, "path": path, "num_bytes": 0, "seconds": time.process_time()}
     before = _own_bytes()
     matcher = compiler.compiled(job["grammar"])
-    error = compiler.walk(matcher) or impossible(job["grammar"])
+    error = impossible(job["grammar"]) or compiler.walk(matcher)
     return {"error": error, "path": "", "num_bytes": _own_bytes() - before, "seconds": time.process_time()}
 
 

@@ -32,6 +32,8 @@ def _has_value(schema: Any, known: dict[str, bool]) -> bool:
         return schema
     if not isinstance(schema, Mapping):
         return True
+    if schema.get("enum") == []:
+        return False
     reference = schema.get("$ref")
     if isinstance(reference, str) and not known.setdefault(reference, False):
         return False

@@ -32,7 +32,7 @@ def schema_grammar(schema: Any, *, coerce_one_of: bool = False) -> str:
 
 def schema_rule(schema: Any, *, coerce_one_of: bool = False) -> dict[str, object]:
     """Return the grammar of a schema. `coerce_one_of`: schemas in `oneOf` need not exclude each other."""
-    given = {"not": {}} if schema is False else {} if schema is True else enforced(schema)
+    given = {"enum": []} if schema is False else {} if schema is True else enforced(schema)
     return {"json_schema": {**given, "x-guidance": {**OPTIONS, "coerce_one_of": coerce_one_of}}}
 
 

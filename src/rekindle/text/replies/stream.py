@@ -33,7 +33,8 @@ class ReplyStream:
 
     `tools`: whether calls are looked for; the definitions sent with the request say more than True: they give the types
     for forms that write values without types. With `parallel` False the reply ends after its first call: `ended` is
-    True, and nothing follows. `opening` is the part of the reply in the prompt; calls that it has begun are emitted.
+    True, and nothing follows. `opening` is the part of the reply in the prompt; calls that it has begun are emitted,
+    and one that the reply ends in before its name is known is nothing.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class ReplyStream:
         self._events: list[Event] = []
         self._final = False
         self._to_skip = len(opening)
+        begun = form.opening(None) if tools else None
+        self._has_begun_call = bool(begun) and opening.endswith(begun or "")
         self._opened = self._skip(self._read(opening)) if opening else []
 
     @property
@@ -188,6 +191,8 @@ class ReplyStream:
                 kept.append(event)
             elif isinstance(event, CallStart | ArgumentsDelta | CallEnd):
                 kept.append(replace(event, raw=rest))
+            elif rest and self._final and self._has_begun_call:
+                kept.append(Blanks(rest))
             elif rest:
                 kept.append(_cut(event, rest, self._specials))
         return kept
