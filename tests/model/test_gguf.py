@@ -73,12 +73,18 @@ def test_halves_are_widened_as_those_of_other_checkpoints_are(original: Path, tm
 
 
 @needs_compiler
-def test_blocks_are_read_into_8_bits(original: Path, tmp_path: Path) -> None:
+def test_blocks_keep_their_codes(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "tiny.gguf", "q8_0")
     ours = loaded_from(tmp_path / "tiny.gguf")
-    assert {each.format for each in packed_weights(ours.model)} == {"int8"}
+    assert {each.format for each in packed_weights(ours.model)} == {"grid8"}
+    assert ours.spec.facts.weight_format == "Q8_0"
     assert error(ours, loaded_from(original)) < 0.1
-    assert any("GGUF" in note and "Q8_0" in note for note in ours.notes)
+    assert error(ours, loaded_from(tmp_path / "tiny.gguf", kernels="torch")) < 0.03
+    assert any("layers keep the file's own codes" in note for note in ours.notes)
+    rounded = loaded_from(tmp_path / "tiny.gguf", weights="int8")
+    assert {each.format for each in packed_weights(rounded.model)} == {"int8"}
+    assert rounded.spec.fingerprint != ours.spec.fingerprint and rounded.spec.facts.weight_format == "int8"
+    assert any("weights=int4 rounds" in note for note in loaded_from(tmp_path / "tiny.gguf", weights="int4").notes)
     wide = loaded_from(tmp_path / "tiny.gguf", dtype="fp32")
     assert wide.dtype == torch.float32 and error(wide, loaded_from(original, dtype="fp32")) < 0.1
 

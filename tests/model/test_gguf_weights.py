@@ -80,7 +80,7 @@ def test_weights_are_those_of_transformers(kind: str, dtype: torch.dtype, tmp_pa
     tensors = [*stored(architecture, model), Tensor("rope_freqs.weight", (4,), "f32", lambda: np.ones(4, np.float32))]
     write_file(file, described(architecture, model), tensors)
     theirs = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model, torch_dtype=dtype)["tensors"]
-    ours = read_weights(GgufHeader.read(file), architecture, type(model), model.config, dtype)
+    ours = read_weights(GgufHeader.read(file), architecture, type(model), model.config, dtype).state
     assert len(ours) >= len({name for name, _ in model.named_parameters()}) - 1
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
@@ -91,10 +91,10 @@ def test_an_embedding_in_several_pieces_is_that_in_one(tmp_path: Path, monkeypat
     model = tiny_model("llama", torch.float32)
     write_file(tmp_path / "tiny.gguf", described("llama", model), [*stored("llama", model)])
     read = (GgufHeader.read(tmp_path / "tiny.gguf"), "llama", type(model), model.config, torch.float32)
-    whole = read_weights(*read)
+    whole = read_weights(*read).state
     monkeypatch.setattr(gguf_weights, "PIECE_VALUES", 7 * model.config.hidden_size)
     assert model.config.vocab_size % 7, "the last piece is smaller"
-    for name, weight in read_weights(*read).items():
+    for name, weight in read_weights(*read).state.items():
         assert torch.equal(weight, whole[name]), name
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rekindle.bench.engine.gguf_file import GgufType
+from rekindle.bench.engine.gguf_file import GgufType, write_file
 from rekindle.bench.engine.gguf_model import write_gguf
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed_modules import is_placeholder
+from rekindle.model.packed_modules import PackedEmbedding, is_placeholder
 from tests.kernels.native import needs_compiler
+from tests.model.test_gguf_weights import stored
 from tests.model.test_saved_weights import files, first_start, is_mapped, load, logits_of, notes_of
-from tests.tiny_models import tiny_model_dir
+from tests.tiny_models import tiny_model, tiny_model_dir
 
 pytestmark = needs_compiler
 STARTS = """
@@ -64,6 +65,23 @@ def test_it_is_the_same_model(kind: str, stored: GgufType, tied: bool, tmp_path:
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert [type(each) for each in second.model.modules()] == [type(each) for each in first.model.modules()]
     assert sorted(set(first.notes) - set(notes_of(first))) == sorted(set(second.notes) - set(notes_of(second)))
+
+
+def test_a_scaled_embedding_is_mapped_with_its_factor(tmp_path: Path) -> None:
+    model = tiny_model("gemma3", torch.bfloat16, tie_word_embeddings=True)
+    original = tiny_model_dir("gemma3", "bf16", tmp_path, tie_word_embeddings=True)
+    (original / "model.safetensors").unlink()
+    tensors = [each for each in stored("gemma3", model) if each.name != "output.weight"]
+    write_file(original / "tiny.gguf", {"general.architecture": "gemma3"}, tensors)
+    first = first_start(original, tmp_path / "state")
+    second = load(original, tmp_path / "state")
+    ids = torch.arange(60)
+    for loaded in (first, second):
+        embedding, head = loaded.model.get_input_embeddings(), loaded.model.lm_head
+        assert isinstance(embedding, PackedEmbedding) and embedding.packed is head.packed
+    assert is_mapped(second) and torch.equal(logits_of(first), logits_of(second))
+    theirs = load(original, None, kernels="torch").model.get_input_embeddings()(ids)
+    assert torch.equal(second.model.get_input_embeddings()(ids), theirs)
 
 
 def test_the_file_is_not_opened(tmp_path: Path) -> None:

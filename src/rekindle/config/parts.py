@@ -52,10 +52,10 @@ class ModelSettings:
         detail="`int8` halves the memory of linear layers in bf16 and needs the kernels for the CPU; a tied embedding "
         "stays as it is. `int4` takes about a quarter, with the head in 8 bits, and changes what a model says: of the "
         "bundled one, 3 % of first choices. `auto` takes `int8` where, on a text of 512 tokens, the distributions of "
-        "next tokens stay within a KL of 0.002 and 99 % of first choices are the same. Where quantised weights of a "
-        "checkpoint would be widened, `native` is `int8`, too. `bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes "
-        "quantise a bf16 checkpoint, on the CPU or CUDA; the head keeps 16 bits, and experts of mixtures are in `int4` "
-        "or `int8` where the kernels for the CPU compute.",
+        "next tokens stay within a KL of 0.002 and 99 % of first choices are the same. Of a GGUF file `native` keeps "
+        "the codes as they are where the kernels can; other quantised weights that would be widened are packed in 8 "
+        "bits. `bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes quantise a bf16 checkpoint, on the CPU or CUDA; the "
+        "head keeps 16 bits, and experts of mixtures are in `int4` or `int8` where the kernels for the CPU compute.",
     )
     kernels: Literal["auto", "amx", "avx512", "avx2", "torch"] = setting(
         "auto",

@@ -83,6 +83,9 @@ class CheckpointForm:
 
     def notes(self) -> list[str]:
         """What is to be said of how these weights compute."""
+        if self.blocks and self.settings.weights == "int4":
+            cost = "changes three of ten first choices of small models"
+            return [f"weights=int4 rounds {self.words} again, which {cost}: native keeps the file's codes"]
         described = quantised_part(self.config).quantization_config if self.method == bnb_linears.METHOD else None
         if not isinstance(described, dict) or not described.get("load_in_8bit"):
             return []

@@ -3,7 +3,8 @@
 Owns where these directories are, what is in them, and when one is made anew: each is named by the file's path, the
 digest of its header and `CONVERTER`, the version of what makes it. An index says which belongs to a file that has not
 changed, so that a later start does not read the header. Weights are widened while they are loaded (`gguf_weights`), and
-what was quantised is packed again afterwards, in 8 bits. A directory of the user's that has these small files and one
+what was quantised is packed again afterwards, as the same codes where the kernels have such a form (`gguf_grids`), in 8
+bits otherwise. A directory of the user's that has these small files and one
 GGUF file is such a directory, too: the original's tokenizer is the better one.
 """
 
@@ -15,6 +16,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,16 @@ from rekindle.model.gguf_config import config_files
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.gguf_tokenizer import tokenizer_files
 
-CONVERTER = 1  # increase it whenever another config or tokenizer is made of the same header
+CONVERTER = 2  # increase it whenever another config or tokenizer is made of the same header
 NAMED = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")  # owner/name:Q4_K_M
 SUFFIX = ".gguf"  # in any case
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})  # types of values that are not quantised
 CONFIG = "config.json"
 SMALL_FILES = (CONFIG, "tokenizer.json")
-TENSORS = "gguf.json"  # of a directory that was made: what `types_and_values` returns
+TENSORS = "gguf.json"  # of a directory that was made: what its tensors are
 INDEX = "index.json"
+LAYERS = "blk."  # tensors of layers have names that begin so
 MISSING = "GGUF files are read with the package gguf, which is missing: pip install gguf"
 
 
@@ -151,14 +154,29 @@ def reading(file: Path) -> dict[str, Any]:
 
 def types_and_values(file: Path) -> tuple[frozenset[str], int]:
     """The types in which a file's tensors are stored, by their GGUF names, and the number of all their values."""
+    found = _described(file)
+    return frozenset(found["types"]), int(found["values"])
+
+
+def main_type(file: Path) -> str:
+    """The type in which most linear layers' values are: of the tensors inside layers."""
+    return str(_described(file)["main"])
+
+
+def _described(file: Path) -> dict[str, Any]:
     summary = file.parent / TENSORS
     if file.is_symlink() and summary.is_file():
-        found = json.loads(summary.read_text("utf-8"))
-    else:
-        found = _summary(GgufHeader.read(file))
-    return frozenset(found["types"]), int(found["values"])
+        return dict(json.loads(summary.read_text("utf-8")))
+    return _summary(GgufHeader.read(file))
 
 
 def _summary(header: GgufHeader) -> dict[str, Any]:
     types = sorted({tensor.type.name for tensor in header.tensors})
-    return {"types": types, "values": sum(tensor.num_values for tensor in header.tensors)}
+    values = Counter[str]()
+    for tensor in header.tensors:
+        values[tensor.type.name] += tensor.num_values if tensor.name.startswith(LAYERS) else 0
+    return {
+        "types": types,
+        "values": sum(tensor.num_values for tensor in header.tensors),
+        "main": values.most_common(1)[0][0] if values else "F32",
+    }

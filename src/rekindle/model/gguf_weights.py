@@ -9,7 +9,8 @@ that: its rows are widened some at a time. transformers' reader is left what onl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rekindle.model.gguf_grids import FileGrid, file_grid
 from rekindle.model.gguf_header import GgufHeader, TensorEntry
 
 PIECE_VALUES = 1 << 22  # of an embedding, which are widened together
@@ -36,8 +38,18 @@ def is_read_here(architecture: str) -> bool:
     return architecture not in GGUF_ARCHS
 
 
-def read_weights(header: GgufHeader, architecture: str, model: type[Any], config: Any, dtype: torch.dtype) -> State:
-    """The weights in a file by their names in a class of models with this config.
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufWeights:
+    """The weights in a file by their names in a model, and for some of them where their codes are."""
+
+    state: State
+    grids: Mapping[str, FileGrid]
+
+
+def read_weights(
+    header: GgufHeader, architecture: str, model: type[Any], config: Any, dtype: torch.dtype
+) -> GgufWeights:
+    """The weights in a file for a class of models with this config.
 
     Values are widened to fp32 as the package gguf does it, and rounded to `dtype` once.
     """
@@ -47,13 +59,22 @@ def read_weights(header: GgufHeader, architecture: str, model: type[Any], config
         names = list(model._from_config(config).state_dict())
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     places = weight_names(architecture, config.num_hidden_layers, names, processor)
-    found: State = {}
+    found, grids = State(), dict[str, FileGrid]()
     for entry in _shown(header.tensors):
+        grid = None if entry.name not in places else file_grid(header.path, entry, partial(_ordered, processor, entry))
+        if grid is not None:
+            grids[places[entry.name]] = grid
         if entry.name in WHOLE_ROWS and entry.name in places:
             found[places[entry.name]] = _rows(header, entry, dtype)
         elif entry.name in places or entry.name.endswith(MERGED_EXPERTS):
             _put(found, places, processor, entry.name, _values(header, entry), dtype)
-    return found
+    return GgufWeights(found, grids)
+
+
+def _ordered(processor: Any, entry: TensorEntry, values: np.ndarray) -> np.ndarray:
+    """What transformers' code for the architecture makes of values in place of a tensor's; nothing if it keeps them."""
+    found = processor.process(values, entry.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
+    return values[:0] if found.name is None else np.asarray(found.weights)
 
 
 def weight_names(architecture: str, num_layers: int, names: Iterable[str], processor: Any) -> dict[str, str]:

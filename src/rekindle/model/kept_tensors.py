@@ -35,7 +35,7 @@ def as_tensors(kept: Mapping[str, PlainTensor]) -> dict[str, torch.Tensor]:
 def _tensor(kept: PlainTensor) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, kept.dtype)
     if kept.memory is None:
-        return torch.full((), torch.nan, dtype=dtype).expand(kept.shape)
+        return torch.ones((), dtype=dtype).expand(kept.shape)  # from which an embedding's factor is found
     return torch.frombuffer(_buffer(kept.memory), dtype=dtype).view(kept.shape)
 
 

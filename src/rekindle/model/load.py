@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import allocator, library
-from rekindle.model import bnb_linears, checkpoint, formats, geometry, packed, recurrent, trial, weights
+from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.described import end_ids, generation_config
@@ -71,8 +71,8 @@ def load_model(
     recurrent.split_sequences(found.recurrent, block_tokens)
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
-        chosen = _choose(linears, settings, directory, longest, decision)
-        ready = saved.pack(linears, chosen, ready.notes, loaded.names)
+        chosen = _choose(linears, saved.setting, directory, longest, decision)
+        ready = saved.pack(linears, chosen, ready.notes, loaded.names, loaded.grids)
     notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
     notes += tuple(loaded.size_notes(settings.device))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
@@ -91,13 +91,15 @@ def load_model(
 
 
 def _facts(model: Any, config: Any, directory: Path, *, num_parameters: int, weights: str) -> ModelFacts:
-    """The facts of a loaded model; `weights` is the format that they are packed in, or `native`."""
+    """The facts of a loaded model; `weights` is the format that they are packed in, `native`, or the file's `codes`."""
     files = checkpoint.weight_files(directory)
-    stored = quantiser(config) or str(model.dtype).removeprefix("torch.")
+    stored, file = quantiser(config) or str(model.dtype).removeprefix("torch."), checkpoint.gguf_file(files)
+    if weights == "codes" and file is not None:
+        weights = gguf.main_type(file)
     return ModelFacts(
         family=config.model_type,
         num_parameters=num_parameters,
-        file_format="safetensors" if checkpoint.gguf_file(files) is None else "gguf",
+        file_format="safetensors" if file is None else "gguf",
         file_bytes=sum(file.stat().st_size for file in files),
         weight_format=stored if weights == "native" else weights,
     )
@@ -134,35 +136,35 @@ def _loaded(
     settings, notes = saved.settings, tuple[str, ...]()
     of_gguf = gguf_dtype(directory, config, settings, compute_dtype)
     if of_gguf is not None:
-        packed_again = replace(saved, settings=_packed_again(settings, *of_gguf, saved.kernels))
-        found = packed_again.find(of_gguf[0])
+        early = replace(saved, keeps_codes=_fits(settings, *of_gguf, saved.kernels))
+        found = early.find(of_gguf[0])
         if found.contents is not None and found.contents.tensors:
             loaded = load_weights(directory, config, settings, compute_dtype, found.contents.tensors)
-            ready = packed_again.place(loaded.model, found)
+            ready = early.place(loaded.model, found)
             if ready.chosen is not None:
-                return loaded, packed_again, ready
+                return loaded, early, ready
             notes = ready.notes
     loaded = load_weights(directory, config, settings, compute_dtype)
-    widened = loaded.quantised is not None and loaded.is_wider
-    saved = replace(saved, settings=_packed_again(settings, loaded.model.dtype, widened, saved.kernels))
+    dtype, widened = loaded.model.dtype, loaded.quantised is not None and loaded.is_wider
+    if _fits(settings, dtype, widened, saved.kernels):
+        of_file = of_gguf is not None
+        saved = replace(saved, keeps_codes=of_file, settings=settings if of_file else replace(settings, weights="int8"))
     if notes:
         return loaded, saved, ReadyWeights(None, notes)
-    return loaded, saved, saved.place(loaded.model, saved.find(loaded.model.dtype))
+    return loaded, saved, saved.place(loaded.model, saved.find(dtype))
 
 
-def _packed_again(
-    settings: ModelSettings, dtype: torch.dtype, widened: bool, kernels: library.KernelChoice
-) -> ModelSettings:
-    """The settings, with int8 in place of the checkpoint's own precision where quantised weights are bf16 now."""
-    fits = settings.device == "cpu" and kernels.library is not None and dtype == torch.bfloat16
-    return replace(settings, weights="int8") if widened and fits and settings.weights == "native" else settings
+def _fits(settings: ModelSettings, dtype: torch.dtype, widened: bool, kernels: library.KernelChoice) -> bool:
+    """Whether weights in the checkpoint's own precision are quantised ones that are bf16 now, and can be packed."""
+    can = settings.device == "cpu" and kernels.library is not None and dtype == torch.bfloat16
+    return widened and can and settings.weights == "native"
 
 
 def _choose(
-    linears: weights.Linears, settings: ModelSettings, directory: Path, max_context: int, decision: Path | None
+    linears: weights.Linears, setting: weights.Setting, directory: Path, max_context: int, decision: Path | None
 ) -> weights.WeightsChoice:
     with refusing(f"the self-check of the weights of {type(linears.model).__name__} failed"):
-        return linears.choose(settings.weights, directory, max_context, decision)
+        return linears.choose(setting, directory, max_context, decision)
 
 
 def _identified(directory: Path, digests: DigestCache, **known: Any) -> partial[bytes]:

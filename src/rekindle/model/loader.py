@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.checkpoint_form import DECOMPRESSED, CheckpointForm
 from rekindle.model.device import total_bytes
 from rekindle.model.gguf_config import ARCHITECTURE
+from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.kept_tensors import as_tensors
 from rekindle.model.refusals import WHAT_FITS, first_line, refusing
@@ -38,7 +39,8 @@ class Weights:
     """A loaded model in eval mode on its device, what is to be said of it, and what it should take.
 
     `wide_bytes`: what it took once it was loaded. `quantised`: what of the files is, in words; None if nothing is.
-    `num_parameters`: shared ones once. `names`: of the weights that were read, where that is what takes time.
+    `num_parameters`: shared ones once. `names`: of the weights that were read, where that is what takes time; `grids`:
+    where the codes of some of them are.
     """
 
     model: Any
@@ -48,6 +50,7 @@ class Weights:
     quantised: str | None = None
     num_parameters: int = 0
     names: tuple[str, ...] = ()
+    grids: Mapping[str, FileGrid] = field(default_factory=dict)
 
     @property
     def is_wider(self) -> bool:
@@ -101,7 +104,8 @@ def load_weights(
         bnb_linears.check_checkpoint(settings.weights, "a GGUF file")
     dtype, notes = form.wanted_dtype(compute_dtype)
     _check_memory(form.needed_bytes(dtype), settings)
-    state = None if adapters else as_tensors(kept) if kept else _of_gguf(form, config, dtype)
+    found = _of_gguf(form, config, dtype) if not adapters and not kept else None
+    state = as_tensors(kept) if kept else None if found is None else found.state
     if state is None:
         config, read = form.reading(dtype)
     else:
@@ -125,10 +129,11 @@ def load_weights(
         quantised=form.words,
         num_parameters=model.num_parameters(),
         names=tuple(state or ()),
+        grids={} if found is None else found.grids,
     )
 
 
-def _of_gguf(form: CheckpointForm, config: Any, dtype: torch.dtype | str) -> gguf_weights.State | None:
+def _of_gguf(form: CheckpointForm, config: Any, dtype: torch.dtype | str) -> gguf_weights.GgufWeights | None:
     """The weights in a GGUF file; None if there is none, or transformers has to read it."""
     if form.file is None or not isinstance(dtype, torch.dtype):
         return None

@@ -5,8 +5,8 @@ the CPU, and together with a head the embedding that has the same weights. The p
 Left alone is what may look at weights in ways that we do not see: subclasses of linear layers, modules with hooks,
 weights shared with anything else, modules that a pass through the model does not call. Every replacement is compared
 with its original before that is dropped. In int8 and int4 only linear layers are replaced: an embedding keeps its
-weights as they are. A layer that int4 does not suit is packed in int8, and one that int8 does not suit in bf16; a head
-is never in int4.
+weights as they are. Weights whose codes are in a file keep these, and so do embeddings. A layer that int4 does not suit
+is packed in int8, and one that int8 does not suit in bf16; a head is never in int4.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.kernels.linear import MOST_INT8_DEPTH, GridFormat, LinearKernel, Matrix, PackedWeights, WeightFormat
-from rekindle.model.packed_modules import PackedEmbedding, PackedLinear, is_placeholder, placeholder
+from rekindle.model.gguf_grids import FileGrid
+from rekindle.model.packed_modules import GATHERED, PackedEmbedding, PackedLinear, is_placeholder, placeholder
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -32,9 +33,10 @@ CHECKED_ROWS = 4
 # which an unrounded sum of 4,096 products stays below by a factor of 60; one wrong weight of as many exceeds it.
 OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
 # In int8 and int4: of the norm of all outputs, where numbers from a normal distribution give 0.013 and 0.093; and of
-# each one, of the product of norms over the square root of the depth, about ten times what those give.
-SHARES: dict[WeightFormat | GridFormat, float] = {"int8": 0.05, "int4": 0.2}
-EACH: dict[WeightFormat | GridFormat, float] = {"int8": 0.15, "int4": 0.8}
+# each one, of the product of norms over the square root of the depth, about ten times what those give. Codes of a file
+# differ from their own values by the rounding of these to bf16, those of 8 bits also by that of what is on no grid.
+SHARES: dict[WeightFormat | GridFormat, float] = {"int8": 0.05, "int4": 0.2, "grid4": 0.01, "grid8": 0.02}
+EACH: dict[WeightFormat | GridFormat, float] = {"int8": 0.15, "int4": 0.8, "grid4": 0.03, "grid8": 0.06}
 # What a layer is packed in, the first that suits it.
 FALLBACKS: dict[WeightFormat, tuple[WeightFormat, ...]] = {
     "bf16": ("bf16",),
@@ -89,11 +91,16 @@ def observed_linears(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def pack_linears(
-    model: nn.Module, kernel: LinearKernel, called: set[nn.Module], weight_format: WeightFormat = "bf16"
+    model: nn.Module,
+    kernel: LinearKernel,
+    called: set[nn.Module],
+    weight_format: WeightFormat = "bf16",
+    grids: Mapping[str, FileGrid] | None = None,
 ) -> list[str]:
     """Replace what can be replaced of the layers `called`, which is empty afterwards: originals are freed one by one.
 
-    Returns notes on layers that were left because ours would compute something else.
+    `grids`: codes of weights by the names of these; what has none is packed in `weight_format`. Returns notes on layers
+    that were left because ours would compute something else.
     """
     places = _places(model)
     users_of = _users_of_weights(model)
@@ -106,7 +113,9 @@ def pack_linears(
         users: list[Any] = groups.pop()
         if _fit(users, called_ids):
             of_head = weight_format == "int4" and any(user is head for user in users)
-            notes += _replace(users, kernel, places, "int8" if of_head else weight_format)
+            names = [f"{place.path}.weight" for user in users for place in places[id(user)]]
+            grid = next((grids[name] for name in names if name in grids), None) if grids else None
+            notes += _replace(users, kernel, places, "int8" if of_head else weight_format, grid)
     log.info("%d linear layers are packed", sum(isinstance(module, PackedLinear) for module in model.modules()))
     return notes
 
@@ -133,7 +142,7 @@ def fits(module: Any, packed: PackedWeights) -> bool:
     if not (is_gathered or type(module) in LINEARS) or not is_plain(module):
         return False
     columns, depth = reversed(module.weight.shape) if type(module) is Conv1D else module.weight.shape
-    return (packed.columns, packed.depth) == (columns, depth) and not (is_gathered and packed.format != "bf16")
+    return (packed.columns, packed.depth) == (columns, depth) and not (is_gathered and packed.format not in GATHERED)
 
 
 def replace(model: nn.Module, kernel: LinearKernel, weights: Mapping[nn.Module, PackedWeights]) -> None:
@@ -212,16 +221,27 @@ def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
     )
 
 
-def _replace(users: Sequence[Any], kernel: LinearKernel, places: Places, weight_format: WeightFormat) -> list[str]:
+def _replace(
+    users: Sequence[Any],
+    kernel: LinearKernel,
+    places: Places,
+    weight_format: WeightFormat,
+    grid: FileGrid | None = None,
+) -> list[str]:
     """Pack the weights that these modules share, compare, put the new modules in place; return notes."""
     linears = [module for module in users if type(module) in LINEARS]
-    first = packed_linear(linears[0], kernel, weight_format)
+    if grid is None:
+        first = packed_linear(linears[0], kernel, weight_format)
+    else:
+        first = PackedLinear(grid.pack(kernel), placeholder(linears[0].weight), linears[0], kernel)
     replacements: list[PackedLinear | PackedEmbedding] = []
-    replaced = users if weight_format == "bf16" else linears
+    replaced = users if first.packed.format in GATHERED else linears
     for old in replaced:
         embedding = isinstance(old, nn.Embedding)
         new = (PackedEmbedding if embedding else PackedLinear)(first.packed, first.weight, old, kernel)
         if not agrees(old, new):
+            if grid is not None:
+                return _replace(users, kernel, places, weight_format)
             if weight_format != "bf16":
                 return _replace(users, kernel, places, FALLBACKS[weight_format][1])
             return [f"{places[id(old)][0].path} is left to torch: our kernel gives other outputs"]
@@ -270,7 +290,11 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
         if isinstance(new, PackedEmbedding):
             generator = torch.Generator().manual_seed(0)
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
-            return torch.equal(old(ids).view(torch.int16), new(ids).view(torch.int16))
+            ours, theirs = new(ids), old(ids)
+            if new.packed.format == "bf16":
+                return torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+            off, most = (ours.double() - theirs.double()).norm(), SHARES[new.packed.format] * theirs.double().norm()
+            return bool(off <= most)
         rows, weight = checked_rows(new.packed.depth), old.weight.T if type(old) is Conv1D else old.weight
         return near(new(rows), old(rows), rows, weight, new.bias, weight_format=new.packed.format)
 
@@ -314,7 +338,7 @@ def _near_rounded(
 ) -> bool:
     finite, error = theirs.isfinite(), (ours.double() - theirs.double()).abs()
     products = theirs.double() - (0.0 if bias is None else bias.double())
-    sums = rows.double().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight.double(), dim=1)
+    sums = rows.double().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight, dim=1).double()  # no wide weights
     each = error <= EACH[weight_format] * sums / rows.shape[1] ** 0.5 + OUTPUT_ULP * theirs.double().abs()
     small = error[finite].norm() <= SHARES[weight_format] * products[finite].norm()
     return bool(small) and bool(each[finite].all()) and torch.equal(ours.isnan(), ~finite)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from rekindle.kernels.grids import rows_of
 from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
 
 PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
+GATHERED = ("bf16", "grid4", "grid8")  # formats whose rows an embedding can read back
 CHECKED_IDS = 64
 
 
@@ -47,7 +49,7 @@ class PackedLinear(PackedModule):
 
 
 class PackedEmbedding(PackedModule):
-    """The embedding whose weights are those of a packed head: rows are gathered from the panels.
+    """The embedding whose weights are those of a packed head: rows are gathered from the panels, rounded to bf16 once.
 
     A subclass may multiply them by a number that it has, as those of Gemma do.
     """
@@ -55,20 +57,28 @@ class PackedEmbedding(PackedModule):
     def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
         super().__init__(packed, weight, original, kernel)
         self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
-        memory = (ctypes.c_uint8 * packed.num_bytes).from_address(packed.address)  # of arrays torch wants to write to
-        pairs = torch.frombuffer(memory, dtype=torch.int32)
-        self._pairs = pairs.view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
-        # [panel, block, strip, pair, column], two values each
+        self._pairs: torch.Tensor | None = None  # [panel, block, strip, pair, column], two values each
+        if packed.format == "bf16":
+            memory = (ctypes.c_uint8 * packed.num_bytes).from_address(packed.address)  # torch wants to write to arrays
+            pairs = torch.frombuffer(memory, dtype=torch.int32)
+            self._pairs = pairs.view(-1, -(-packed.depth // (2 * STRIP)), PANEL // STRIP, STRIP, STRIP)
         self._factor = None if type(original) is nn.Embedding else factor_of(original)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the weights of these ids: [...] -> [..., embedding_dim]; IndexError if there is none."""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
             raise IndexError(f"ids must lie between 0 and {self.num_embeddings - 1}")
-        at = ids % PANEL
-        pairs = self._pairs[ids // PANEL, :, at // STRIP, :, at % STRIP]  # [..., block, pair]
-        rows = pairs.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim]
+        rows = self._of_grid(ids) if self._pairs is None else self._of_pairs(self._pairs, ids)
         return rows.contiguous() if self._factor is None else rows * self._factor
+
+    def _of_pairs(self, pairs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        at = ids % PANEL
+        found = pairs[ids // PANEL, :, at // STRIP, :, at % STRIP]  # [..., block, pair]
+        return found.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim]
+
+    def _of_grid(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = rows_of(self.packed, ids.reshape(-1).numpy())
+        return torch.from_numpy(rows).to(torch.bfloat16).view(*ids.shape, self.embedding_dim)
 
 
 def factor_of(embedding: nn.Embedding) -> torch.Tensor | None:

@@ -21,10 +21,11 @@ from rekindle.config import ModelSettings
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model import experts, packed
+from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.kept_tensors import kept_tensors
 from rekindle.model.packed_modules import PackedModule
 from rekindle.model.proof import circumstances
-from rekindle.model.weights import Linears, WeightsChoice
+from rekindle.model.weights import NO_GRIDS, Linears, Setting, WeightsChoice
 from rekindle.model.weights_file import Contents, DamagedFile, UnsavedWeights, WeightsFile, lacking_room
 
 LEAST_BYTES = 64 << 20  # packing as much takes a tenth of a second
@@ -58,7 +59,8 @@ class FoundWeights:
 class SavedWeights:
     """What is in a directory of one model's weights (None: nothing); `source` is the model's name or path.
 
-    `identify` gives the model's identity for a `dtype` and a `weight_format`.
+    `identify` gives the model's identity for a `dtype` and a `weight_format`. `keeps_codes`: `native` means the codes
+    of quantised files, where some are on grids.
     """
 
     directory: Path | None
@@ -66,6 +68,12 @@ class SavedWeights:
     settings: ModelSettings
     kernels: KernelChoice
     identify: Callable[..., bytes]
+    keeps_codes: bool = False
+
+    @property
+    def setting(self) -> Setting:
+        """The format that is asked for."""
+        return "codes" if self.keeps_codes and self.settings.weights == "native" else self.settings.weights
 
     def decision(self, dtype: torch.dtype) -> Path | None:
         """The file with the decision of the self-check; it may be missing."""
@@ -73,7 +81,7 @@ class SavedWeights:
 
     def find(self, dtype: torch.dtype) -> FoundWeights:
         """What an earlier start left for a model of this dtype; why not is in the notes if it should have."""
-        chosen = Linears(None, set(), self.kernels).decided(self.settings.weights, self.decision(dtype))
+        chosen = Linears(None, set(), self.kernels).decided(self.setting, self.decision(dtype))
         file = None if chosen is None or self.kernels.library is None else self._file(dtype, chosen)
         if file is None:
             return FoundWeights()
@@ -97,13 +105,19 @@ class SavedWeights:
         return ReadyWeights(found.chosen, (*contents.notes, *described, note))
 
     def pack(
-        self, linears: Linears, chosen: WeightsChoice, notes: tuple[str, ...], names: Iterable[str] = ()
+        self,
+        linears: Linears,
+        chosen: WeightsChoice,
+        notes: tuple[str, ...],
+        names: Iterable[str] = (),
+        grids: Mapping[str, FileGrid] = NO_GRIDS,
     ) -> ReadyWeights:
         """Pack a model's weights now; what is to be written for the next start comes with them.
 
-        `notes` go first. `names`: of all weights that were read, if the next start is not to read them again.
+        `notes` go first. `names`: of all weights that were read, if the next start is not to read them again; `grids`:
+        the codes of some.
         """
-        made = linears.pack(chosen)
+        made = linears.pack(chosen, grids)
         described = linears.described(chosen)
         left = tuple(note for note in made if note not in described)
         contents = Contents(named(linears.model), left, kept_tensors(linears.model, names))

@@ -10,26 +10,32 @@ alone next to its own layers is packed, experts in as many bits, the head as it 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice, KernelLibrary
-from rekindle.kernels.linear import LinearKernel, WeightFormat
+from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
 from rekindle.model import bnb_linears, experts, packed
 from rekindle.model.adapter import run_model
 from rekindle.model.check_text import text_ids
 from rekindle.model.fingerprint import write_json
 from rekindle.model.formats import DenseStep
+from rekindle.model.gguf_grids import FileGrid
 
-Setting = Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
 Weights = Literal["native", "int8", "int4", "bnb-4bit", "bnb-8bit"]
+Held = Weights | Literal["codes"]  # those of a file, which are what `native` means of it
+Setting = Held | Literal["auto"]
+NO_GRIDS: Mapping[str, FileGrid] = MappingProxyType({})
 # What our kernels pack linear layers and experts in.
-PACKED: dict[Weights, tuple[WeightFormat, WeightFormat]] = {
+PACKED: dict[Held, tuple[WeightFormat, WeightFormat]] = {
     "native": ("bf16", "bf16"),
+    "codes": ("int8", "int8"),  # what is on no grid
     "int8": ("int8", "int8"),
     "int4": ("int4", "int4"),
     "bnb-8bit": ("bf16", "int8"),
@@ -46,7 +52,7 @@ SLICE_ROWS = 64
 class WeightsChoice:
     """The format, and the reason in words if a self-check or a lack of kernels is one."""
 
-    weights: Weights
+    weights: Held
     reason: str = ""
 
 
@@ -118,17 +124,19 @@ class Linears:
         with torch.inference_mode():
             return run_model(self.model, DenseStep(), ids[None], at[None], at)
 
-    def pack(self, chosen: WeightsChoice) -> list[str]:
+    def pack(self, chosen: WeightsChoice, grids: Mapping[str, FileGrid] = NO_GRIDS) -> list[str]:
         """Pack the layers that were called, and experts, and free the originals; return notes for the banner.
 
-        ConfigError if no layer of the model can be in the format that is chosen.
+        `grids`: the codes of a file, which are kept where its own form is chosen. ConfigError if no layer of the model
+        can be in the format that is chosen.
         """
         if self.kernels.library is None:
             notes = [f"kernels: {self.kernels}"] if self.kernels.why_not else []
             return [*notes, *self.described(chosen)] if bnb_linears.is_bnb(chosen.weights) else notes
         kernel = LinearKernel(self.kernels.library)
         of_linears, of_experts = PACKED[chosen.weights]
-        notes = packed.pack_linears(self.model, kernel, self.called, of_linears)
+        codes = grids if chosen.weights == "codes" else None
+        notes = packed.pack_linears(self.model, kernel, self.called, of_linears, codes)
         notes += experts.pack_experts(self.model, kernel, of_experts)
         packed.release_files(self.model)
         return [*notes, *self.described(chosen)]
@@ -147,6 +155,8 @@ class Linears:
                 f"weights={chosen.weights} has no effect on this model: it is for linear layers in bf16 (dtype=bf16)"
             )
         num_bytes, in_bf16 = sum(x.num_bytes for x in rounded), sum(2 * x.columns * x.depth for x in rounded)
+        if chosen.weights == "codes":
+            return [_described_codes(rounded)]
         asked = [each for each in rounded if each.format == chosen.weights]
         number = f"{len(asked)} of {len(found)} packed layers in {chosen.weights}"
         if len(asked) < len(rounded):
@@ -173,6 +183,15 @@ class Linears:
         if left:
             notes.append(f"weights: experts, which are not for bitsandbytes, stay as they are, in {left:,} bytes")
         return notes
+
+
+def _described_codes(held: Sequence[PackedWeights]) -> str:
+    own = [each for each in held if each.format.startswith("grid")]
+    others = f", the others in int8 in {sum(each.num_bytes for each in held if each not in own):,}"
+    return (
+        f"weights: {len(own)} of {len(held)} packed layers keep the file's own codes, in "
+        f"{sum(each.num_bytes for each in own):,} bytes{others if len(own) < len(held) else ''}"
+    )
 
 
 def divergence(own: torch.Tensor, other: torch.Tensor) -> Divergence:
