@@ -195,12 +195,18 @@ def bench_vllm_decode(
 def bench_start(
     settings: Settings,
     repeats: Annotated[int, typer.Option(help="how often a server starts first and again; the median counts")] = 7,
+    real: Annotated[
+        list[str] | None, typer.Option(help="instead of MODEL a real one: smollm2, gemma; may be repeated")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="llama.cpp: load the real models in llama-cpp-python, too")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """Start a server with nothing stored, and again: when its code is imported, its weights loaded, and it serves."""
     from benchmarks.start import StartBench, run_start
 
-    return run_start(settings, StartBench(repeats, out), console())
+    return run_start(settings, StartBench(repeats, tuple(real or ()), against, out), console())
 
 
 @app.command("speculation")

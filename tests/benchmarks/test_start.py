@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,9 +23,19 @@ def test_a_server_starts_first_and_again_and_its_phases_follow_each_other(tmp_pa
     for kind in KINDS:
         seconds = [found[f"start, {kind}: {phase}"] for phase in PHASES]
         assert seconds == sorted(seconds) and seconds[0] > 0
-        assert found[f"start, {kind}: CPU"] > 0 and found[f"start, {kind}: memory"] > 0
+        assert found[f"start, {kind}: CPU"] > 0
+        assert 0 < found[f"start, {kind}: memory"] <= found[f"start, {kind}: peak memory"]
 
 
-def test_no_start_is_no_measurement() -> None:
-    with pytest.raises(ConfigError, match="at least one"):
-        StartBench(repeats=0)
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"repeats": 0}, "at least one"),
+        ({"real": ("mistral",)}, "--real must be one of .*, not mistral"),
+        ({"against": "vllm", "real": ("smollm2",)}, "--against must be llama.cpp, not vllm"),
+        ({"against": "llama.cpp"}, "--against needs --real"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        StartBench(**given)

@@ -19,10 +19,10 @@ def forget_peak() -> None:
         return
 
 
-def peak_bytes() -> int:
-    """Return the peak resident memory since start, or since `forget_peak`."""
+def peak_bytes(pid: int | None = None) -> int:
+    """Return the peak resident memory since start, or since `forget_peak`; this process's if not known."""
     try:
-        return _status("VmHWM")
+        return _status("VmHWM", STATUS if pid is None else Path(f"/proc/{pid}/status"))
     except OSError:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -36,7 +36,7 @@ def resident_bytes(pid: int | None = None) -> int:
         return peak_bytes()
 
 
-def _status(name: str, status: Path = STATUS) -> int:
+def _status(name: str, status: Path) -> int:
     for line in status.read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
