@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch import nn
 from rekindle.config import ModelSettings
 from rekindle.kernels.grids import GROUP, rows_of
 from rekindle.kernels.linear import LinearKernel
-from rekindle.model.gguf_grids import UNPACKED, file_grid
+from rekindle.model.gguf_grids import UNPACKED, FileGrid, file_grid
 from rekindle.model.gguf_header import TYPES, TensorEntry
+from rekindle.model.gguf_weights import widened
 from rekindle.model.load import choose_kernels
-from rekindle.model.packed import pack_linears
-from rekindle.model.packed_modules import PackedEmbedding
+from rekindle.model.packed import all_called, observed_linears, pack_codes, pack_linears, packed_weights
+from rekindle.model.packed_modules import PackedEmbedding, placeholder
 from tests.kernels.native import needs_compiler
 
 pytestmark = needs_compiler
@@ -99,6 +101,40 @@ def test_an_embedding_shares_codes_that_were_rounded(tmp_path: Path) -> None:
     assert not pack_linears(model, LinearKernel(library), {model.head}, "int8", {"embedding.weight": grid})
     embedding: Any = model.embedding
     assert isinstance(embedding, PackedEmbedding) and embedding.packed is model.head.packed
+
+
+class Two(nn.Module):
+    """Two layers; a pass goes through both, or through one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(DEPTH, ROWS, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, *, both: bool) -> torch.Tensor:
+        return self.first(x) + self.second(x) if both else self.first(x)
+
+
+def test_one_layer_at_a_time_is_wide_and_those_that_are_not_called_are_seen(tmp_path: Path) -> None:
+    entry, _ = written("Q8_0", tmp_path / "file")
+    grid = file_grid(tmp_path / "file", entry, lambda rows: rows)
+    library, model, wide = choose_kernels(ModelSettings()).library, Two(), list[weakref.ref[np.ndarray]]()
+    assert grid is not None and library is not None
+    for layer in (model.first, model.second):
+        layer.weight = placeholder(torch.empty(ROWS, DEPTH, dtype=torch.bfloat16))
+
+    def values(grid: FileGrid, dtype: torch.dtype) -> torch.Tensor:
+        assert [each() for each in wide] == [None] * len(wide), "the values of the layer before are still there"
+        memory = widened(grid, dtype).view(torch.int16).numpy().copy()
+        wide.append(weakref.ref(memory))
+        return torch.from_numpy(memory).view(dtype)
+
+    grids = [("first.weight", grid), ("second.weight", grid)]
+    assert not pack_codes(model, LinearKernel(library), grids, values)
+    assert len(wide) == 2 and {each.format for each in packed_weights(model)} == {"grid8"}
+    for both in (True, False):
+        with observed_linears(model) as called:
+            model(torch.zeros(1, DEPTH, dtype=torch.bfloat16), both=both)
+        assert all_called(model, called) == both
 
 
 def test_what_changes_values_or_is_no_grid_has_no_codes(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_it_is_the_same_model(kind: str, stored: GgufType, tied: bool, tmp_path:
     ours, theirs = tensors_of(second), tensors_of(first)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert [type(each) for each in second.model.modules()] == [type(each) for each in first.model.modules()]
+    assert isinstance(first.model.get_input_embeddings(), PackedEmbedding) == (stored == "q8_0" or tied)
     assert sorted(set(first.notes) - set(notes_of(first))) == sorted(set(second.notes) - set(notes_of(second)))
 
 

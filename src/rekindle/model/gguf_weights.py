@@ -11,20 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
 
 from rekindle.model.gguf_grids import FileGrid, file_grid
 from rekindle.model.gguf_header import GgufHeader, TensorEntry
+from rekindle.model.packed_modules import placeholder
 
 PIECE_VALUES = 1 << 22  # of an embedding, which are widened together
 WHOLE_ROWS = ("token_embd.weight", "output.weight")  # llama.cpp stores their rows as they are
 LEAVES = ("weight", "bias")
-PLAIN = {"F64": "<f8", "F32": "<f4"}
+PLAIN = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 MERGED_EXPERTS = "_exps.weight"  # tensors that transformers' code puts into a weight itself
 State = dict[str, torch.Tensor]
 
@@ -47,28 +50,52 @@ class GgufWeights:
 
 
 def read_weights(
-    header: GgufHeader, architecture: str, model: type[Any], config: Any, dtype: torch.dtype
+    header: GgufHeader,
+    architecture: str,
+    model: type[Any],
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    coded: bool = False,
 ) -> GgufWeights:
     """The weights in a file for a class of models with this config.
 
-    Values are widened to fp32 as the package gguf does it, and rounded to `dtype` once.
+    Values are widened to fp32 as the package gguf does it, and rounded to `dtype` once. `coded`: of linear layers and
+    embeddings that have codes there are placeholders instead.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     with torch.device("meta"):
-        names = list(model._from_config(config).state_dict())
+        empty = model._from_config(config)
+    names = list(empty.state_dict())
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     places = weight_names(architecture, config.num_hidden_layers, names, processor)
     found, grids = State(), dict[str, FileGrid]()
-    for entry in _shown(header.tensors):
+    for entry in _shown(header.tensors, "reading weights"):
         grid = None if entry.name not in places else file_grid(header.path, entry, partial(_ordered, processor, entry))
         if grid is not None:
             grids[places[entry.name]] = grid
-        if entry.name in WHOLE_ROWS and entry.name in places:
-            found[places[entry.name]] = _rows(header, entry, dtype)
+        if coded and grid is not None and _is_replaced(empty, places[entry.name]):
+            found[places[entry.name]] = placeholder(torch.empty(entry.shape, dtype=dtype, device="meta")).data
+        elif entry.name in WHOLE_ROWS and entry.name in places:
+            found[places[entry.name]] = _rows(header.path, entry, dtype)
         elif entry.name in places or entry.name.endswith(MERGED_EXPERTS):
-            _put(found, places, processor, entry.name, _values(header, entry), dtype)
+            _put(found, places, processor, entry.name, _values(header.path, entry), dtype)
     return GgufWeights(found, grids)
+
+
+def widened(grid: FileGrid, dtype: torch.dtype) -> torch.Tensor:
+    """The values of a tensor with codes, in the order of the weight's."""
+    rows = _rows(grid.path, grid.entry, dtype)
+    return rows if grid.order is None else rows[torch.from_numpy(grid.order)]
+
+
+def _is_replaced(model: Any, name: str) -> bool:
+    """Whether a weight is that of a layer which packed codes can replace, unless that is used in other ways."""
+    path, _, leaf = name.rpartition(".")
+    module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+    is_read = callable(getattr(parent, "expand_kv", None))  # as a map of latents, not multiplied by
+    return leaf == "weight" and not is_read and (type(module) is nn.Linear or isinstance(module, nn.Embedding))
 
 
 def _ordered(processor: Any, entry: TensorEntry, values: np.ndarray) -> np.ndarray:
@@ -125,7 +152,7 @@ def _put(
         found[added] = found[added].to(dtype)
 
 
-def _rows(header: GgufHeader, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
+def _rows(path: Path, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
     """The values of a matrix, some of its rows at a time."""
     rows, columns = entry.shape
     out = torch.empty(rows, columns, dtype=dtype)
@@ -134,27 +161,34 @@ def _rows(header: GgufHeader, entry: TensorEntry, dtype: torch.dtype) -> torch.T
         count = min(step, rows - first)
         begin = entry.begin + first * row_bytes
         part = replace(entry, shape=(count, columns), begin=begin, end=begin + count * row_bytes)
-        out[first : first + count] = torch.from_numpy(_values(header, part))
+        out[first : first + count] = torch.from_numpy(_values(path, part))
     return out
 
 
-def _values(header: GgufHeader, entry: TensorEntry) -> np.ndarray:
+def _values(path: Path, entry: TensorEntry) -> np.ndarray:
     """A tensor's values: in fp32, those of 64 bits as they are."""
-    from gguf import GGMLQuantizationType, dequantize
+    from gguf import quants
 
-    held = np.fromfile(header.path, np.uint8, count=entry.end - entry.begin, offset=entry.begin)
+    held = np.fromfile(path, np.uint8, count=entry.end - entry.begin, offset=entry.begin)
     kind = entry.type.name
     if kind in PLAIN:
-        return held.view(PLAIN[kind]).reshape(entry.shape)
-    rows = held.reshape(*entry.shape[:-1], -1)
-    widened: np.ndarray = dequantize(rows, GGMLQuantizationType[kind]).reshape(entry.shape)
-    return widened
+        values = held.view(PLAIN[kind]).reshape(entry.shape)
+        return values.astype(np.float32) if kind == "F16" else values
+    blocks = held.reshape(-1, entry.type.block_bytes)  # `quants.dequantize` takes 16 rows at a time, half as fast
+    found: np.ndarray = getattr(quants, kind).dequantize_blocks(blocks).reshape(entry.shape)
+    return found
 
 
-def _shown(entries: Sequence[TensorEntry]) -> Iterator[TensorEntry]:
+def shown_grids(grids: Mapping[str, FileGrid]) -> Iterator[tuple[str, FileGrid]]:
+    """The items, with a bar on a terminal."""
+    entries = _shown([grid.entry for grid in grids.values()], "packing weights")
+    yield from ((name, grid) for (name, grid), _ in zip(grids.items(), entries, strict=True))
+
+
+def _shown(entries: Sequence[TensorEntry], what: str) -> Iterator[TensorEntry]:
     """The entries, with a bar on a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=sum(entry.end - entry.begin for entry in entries))
         for entry in entries:

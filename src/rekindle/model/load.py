@@ -20,15 +20,17 @@ from transformers import AutoConfig
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels import allocator, library
+from rekindle.kernels.linear import LinearKernel
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.described import end_ids, generation_config
 from rekindle.model.device import check_device
 from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
+from rekindle.model.gguf_weights import shown_grids, widened
 from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.loader import Weights, gguf_dtype, load_weights
+from rekindle.model.loader import Weights, gguf_dtype, load_weights, loaded_bytes
 from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.saved_weights import ReadyWeights, SavedWeights
@@ -65,16 +67,15 @@ def load_model(
     tokenizer = tokenizer_digest(directory, digests)
     identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
-    loaded, saved, ready = _loaded(directory, config, saved, compute_dtype)
+    loaded, saved, ready, found, called = _loaded_and_probed(directory, config, saved, compute_dtype)
     model, settings = loaded.model, saved.settings
-    found, called = _probed(model)
     recurrent.split_sequences(found.recurrent, block_tokens)
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         chosen = _choose(linears, saved.setting, directory, longest, decision)
         ready = saved.pack(linears, chosen, ready.notes, loaded.names, loaded.grids)
     notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
-    notes += tuple(loaded.size_notes(settings.device))
+    notes += tuple(loaded.size_notes(settings.device, ready.weights))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     spec = ModelSpec(
         name=source.name,
@@ -126,12 +127,25 @@ def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
     return source, config
 
 
+def _loaded_and_probed(
+    *given: Any,
+) -> tuple[Weights, SavedWeights, ReadyWeights, geometry.Geometry, set[torch.nn.Module]]:
+    """What `_loaded` and `_probed` give; the codes of a GGUF file are not packed early if a layer is not called."""
+    loaded, saved, ready = _loaded(*given, coded=True)
+    found, called = _probed(loaded.model)
+    if ready.chosen is None and not packed.all_called(loaded.model, called):
+        loaded, saved, ready = _loaded(*given, coded=False)
+        found, called = _probed(loaded.model)
+    return loaded, saved, ready, found, called
+
+
 def _loaded(
-    directory: Path, config: Any, saved: SavedWeights, compute_dtype: torch.dtype | None
+    directory: Path, config: Any, saved: SavedWeights, compute_dtype: torch.dtype | None, *, coded: bool
 ) -> tuple[Weights, SavedWeights, ReadyWeights]:
     """The weights, with those in place that an earlier start packed, and what is saved of them by the final settings.
 
-    Where that start kept all of a GGUF file, nothing is read from it.
+    Where that start kept all of a GGUF file, nothing is read from it. `coded`: what has codes there is packed while it
+    is read, so that no two layers have wide weights at a time.
     """
     settings, notes = saved.settings, tuple[str, ...]()
     of_gguf = gguf_dtype(directory, config, settings, compute_dtype)
@@ -142,13 +156,19 @@ def _loaded(
             loaded = load_weights(directory, config, settings, compute_dtype, found.contents.tensors)
             ready = early.place(loaded.model, found)
             if ready.chosen is not None:
-                return loaded, early, ready
+                wide_bytes = sum(each.nbytes for each in loaded.model.parameters())  # placeholders too
+                took = loaded_bytes(loaded.model) if early.keeps_codes else wide_bytes
+                return replace(loaded, wide_bytes=took), early, ready
             notes = ready.notes
-    loaded = load_weights(directory, config, settings, compute_dtype)
-    dtype, widened = loaded.model.dtype, loaded.quantised is not None and loaded.is_wider
-    if _fits(settings, dtype, widened, saved.kernels):
-        of_file = of_gguf is not None
-        saved = replace(saved, keeps_codes=of_file, settings=settings if of_file else replace(settings, weights="int8"))
+        coded = coded and early.keeps_codes
+    loaded = load_weights(directory, config, settings, compute_dtype, coded=coded and of_gguf is not None)
+    dtype, is_wide = loaded.model.dtype, loaded.quantised is not None and loaded.is_wider
+    if loaded.grids and coded and saved.kernels.library is not None:
+        made = packed.pack_codes(loaded.model, LinearKernel(saved.kernels.library), shown_grids(loaded.grids), widened)
+        loaded = replace(loaded, notes=(*loaded.notes, *made), wide_bytes=loaded_bytes(loaded.model))
+    if _fits(settings, dtype, is_wide if of_gguf is None else of_gguf[1], saved.kernels):
+        in_8_bits = replace(settings, weights="int8")
+        saved = replace(saved, keeps_codes=bool(loaded.grids), settings=settings if loaded.grids else in_8_bits)
     if notes:
         return loaded, saved, ReadyWeights(None, notes)
     return loaded, saved, saved.place(loaded.model, saved.find(dtype))

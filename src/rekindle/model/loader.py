@@ -57,13 +57,18 @@ class Weights:
         """Whether it took more memory than its files."""
         return self.wide_bytes > self.expected_bytes * BYTES_SLACK
 
-    def size_notes(self, device: str) -> list[str]:
-        """Say what the weights take if that is, or was, more than their files; ModelRefused if more than there is."""
+    def size_notes(self, device: str, weights: str) -> list[str]:
+        """Say what the weights take if that is, or was, more than their files; ModelRefused if more than there is.
+
+        `weights`: the format in which they are packed.
+        """
         if not self.is_wider:
             return []
         took, most = loaded_bytes(self.model), total_bytes(device)
         why = "some weights were loaded wider than stored"
-        if self.quantised is not None:
+        if self.quantised is not None and weights == "codes":
+            why = f"{self.quantised} has codes of 4 or 8 bits here, with a step for every 32"
+        elif self.quantised is not None:
             why = f"{self.quantised} is widened here, on {device}"
         if took > most:
             raise ModelRefused(
@@ -90,10 +95,13 @@ def load_weights(
     settings: ModelSettings,
     compute_dtype: torch.dtype | None = None,
     kept: Mapping[str, PlainTensor] | None = None,
+    *,
+    coded: bool = False,
 ) -> Weights:
     """Load the weights of a model directory; ModelRefused with the reason if they cannot be, or are not all there.
 
-    `kept`: all that an earlier start left of the weights of a GGUF file, which is not opened then.
+    `kept`: all that an earlier start left of the weights of a GGUF file, which is not opened then. `coded`: what has
+    codes in a GGUF file gets placeholders, to be packed.
     """
     files = checkpoint.weight_files(directory)
     adapters = checkpoint.adapter_files(directory)
@@ -103,8 +111,8 @@ def load_weights(
     if form.file is not None:
         bnb_linears.check_checkpoint(settings.weights, "a GGUF file")
     dtype, notes = form.wanted_dtype(compute_dtype)
-    _check_memory(form.needed_bytes(dtype), settings)
-    found = _of_gguf(form, config, dtype) if not adapters and not kept else None
+    _check_memory(form.expected_bytes(torch.bfloat16) if kept or coded else form.needed_bytes(dtype), settings)
+    found = _of_gguf(form, config, dtype, coded=coded) if not adapters and not kept else None
     state = as_tensors(kept) if kept else None if found is None else found.state
     if state is None:
         config, read = form.reading(dtype)
@@ -120,12 +128,11 @@ def load_weights(
     if settings.device == "cpu":
         experts.use_padded_experts(model)
     notes += [*form.notes(), *check_loaded(model, report)]
-    took = sum(each.nbytes for each in model.parameters()) if kept else loaded_bytes(model)
     return Weights(
         model=model,
         notes=tuple(notes),
         expected_bytes=form.expected_bytes(model.dtype),
-        wide_bytes=took,
+        wide_bytes=loaded_bytes(model),
         quantised=form.words,
         num_parameters=model.num_parameters(),
         names=tuple(state or ()),
@@ -133,7 +140,9 @@ def load_weights(
     )
 
 
-def _of_gguf(form: CheckpointForm, config: Any, dtype: torch.dtype | str) -> gguf_weights.GgufWeights | None:
+def _of_gguf(
+    form: CheckpointForm, config: Any, dtype: torch.dtype | str, *, coded: bool
+) -> gguf_weights.GgufWeights | None:
     """The weights in a GGUF file; None if there is none, or transformers has to read it."""
     if form.file is None or not isinstance(dtype, torch.dtype):
         return None
@@ -144,7 +153,7 @@ def _of_gguf(form: CheckpointForm, config: Any, dtype: torch.dtype | str) -> ggu
         return None
     with refusing(f"{config.model_type} cannot be loaded", "; " + WHAT_FITS):
         of_models = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        return gguf_weights.read_weights(header, architecture, of_models, config, dtype)
+        return gguf_weights.read_weights(header, architecture, of_models, config, dtype, coded=coded)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ is packed in int8, and one that int8 does not suit in bf16; a head is never in i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -23,7 +23,14 @@ from transformers.pytorch_utils import Conv1D
 
 from rekindle.kernels.linear import MOST_INT8_DEPTH, GridFormat, LinearKernel, Matrix, PackedWeights, WeightFormat
 from rekindle.model.gguf_grids import FileGrid
-from rekindle.model.packed_modules import GATHERED, PackedEmbedding, PackedLinear, is_placeholder, placeholder
+from rekindle.model.packed_modules import (
+    GATHERED,
+    PackedEmbedding,
+    PackedLinear,
+    PackedModule,
+    is_placeholder,
+    placeholder,
+)
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -55,6 +62,7 @@ class Place(NamedTuple):
 
 Layout = Literal["columns first", "depth first"]
 Places = dict[int, list[Place]]  # by id of the module
+Widened = Callable[[FileGrid, torch.dtype], torch.Tensor]
 
 
 def pack(
@@ -80,7 +88,11 @@ def observed_linears(model: nn.Module) -> Iterator[set[nn.Module]]:
         plain = len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor and args[0].dtype == torch.bfloat16
         (called if plain else otherwise).add(module)
 
-    linears = [module for module in list(model.modules())[1:] if type(module) in LINEARS and is_plain(module)]
+    linears = [
+        module
+        for module in list(model.modules())[1:]
+        if isinstance(module, PackedLinear) or (type(module) in LINEARS and is_plain(module))
+    ]
     handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in linears]
     try:
         yield called
@@ -118,6 +130,35 @@ def pack_linears(
             notes += _replace(users, kernel, places, "int8" if of_head else weight_format, grid)
     log.info("%d linear layers are packed", sum(isinstance(module, PackedLinear) for module in model.modules()))
     return notes
+
+
+def pack_codes(
+    model: nn.Module, kernel: LinearKernel, grids: Iterable[tuple[str, FileGrid]], widened: Widened
+) -> list[str]:
+    """Replace the layers that have placeholders for weights by such over the codes in a file; return notes.
+
+    `grids`: by the names of weights. `widened` gives the values of one, with which its layers are compared; no two have
+    theirs at a time. A layer that cannot be replaced keeps them. Whether all are called is to be seen (`all_called`).
+    """
+    places, users_of, notes = _places(model), _users_of_weights(model), list[str]()
+    for name, grid in grids:
+        weight = model.get_parameter(name)
+        if is_placeholder(weight):
+            notes += _replace_coded([*users_of.pop(weight.data_ptr())], kernel, places, grid, widened)
+    return notes
+
+
+def _replace_coded(
+    users: Sequence[Any], kernel: LinearKernel, places: Places, grid: FileGrid, widened: Widened
+) -> list[str]:
+    weight = users[0].weight
+    weight.data = widened(grid, weight.dtype)
+    return _replace(users, kernel, places, "int8", grid) if _fit(users, {id(user) for user in users}) else []
+
+
+def all_called(model: nn.Module, called: set[nn.Module]) -> bool:
+    """Whether a pass called every packed layer: weights of others are used in ways that only originals allow."""
+    return all(module in called for module in model.modules() if isinstance(module, PackedLinear))
 
 
 @contextmanager
@@ -161,8 +202,9 @@ def has_linears(model: nn.Module) -> bool:
 
 
 def packed_weights(model: nn.Module) -> Iterator[PackedWeights]:
-    """The packed weights of linear layers; those of a tied embedding are the same."""
-    return (module.packed for module in model.modules() if isinstance(module, PackedLinear))
+    """The packed weights of linear layers and embeddings; a tied embedding has those of its head."""
+    found = (module.packed for module in model.modules() if isinstance(module, PackedModule))
+    return iter({weights.address: weights for weights in found}.values())
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -211,10 +253,13 @@ def _address(linear: Any) -> int:
 
 
 def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
-    """Whether modules that have the same weights can be replaced together: all use them, and in one way."""
+    """Whether modules that have the same weights can be replaced together: all use them, and in one way.
+
+    Embeddings alone, too, which are replaced by codes only.
+    """
     linears = [module for module in users if not isinstance(module, nn.Embedding)]
     types = {type(module) for module in linears}
-    return (types == {nn.Linear} or (types == {Conv1D} and linears == users)) and all(
+    return (types <= {nn.Linear} or (types == {Conv1D} and linears == users)) and all(
         module.weight.shape == users[0].weight.shape
         and (id(module) in called_ids if type(module) in LINEARS else is_plain(module))
         for module in users
@@ -232,14 +277,17 @@ def _replace(
     linears = [module for module in users if type(module) in LINEARS]
     if grid is None:
         first = packed_linear(linears[0], kernel, weight_format)
+        weights, weight = first.packed, first.weight
     else:
-        first = PackedLinear(grid.pack(kernel), placeholder(linears[0].weight), linears[0], kernel)
+        weights, weight = grid.pack(kernel), placeholder(users[0].weight)
     replacements: list[PackedLinear | PackedEmbedding] = []
-    replaced = users if first.packed.format in GATHERED else linears
+    replaced = users if weights.format in GATHERED else linears
     for old in replaced:
         embedding = isinstance(old, nn.Embedding)
-        new = (PackedEmbedding if embedding else PackedLinear)(first.packed, first.weight, old, kernel)
+        new = (PackedEmbedding if embedding else PackedLinear)(weights, weight, old, kernel)
         if not agrees(old, new):
+            if grid is not None and not linears:
+                return [f"{places[id(old)][0].path} keeps its weights in bf16: its codes give others"]
             if grid is not None:
                 return _replace(users, kernel, places, weight_format)
             if weight_format != "bf16":

@@ -115,8 +115,12 @@ def multiply(
 
 
 def placeholder(weight: torch.Tensor) -> nn.Parameter:
-    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory."""
-    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
+    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory.
+
+    On the CPU if the weights are nowhere (meta).
+    """
+    device = "cpu" if weight.is_meta else weight.device
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=device)
     return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
 
 
