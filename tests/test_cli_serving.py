@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -90,3 +91,20 @@ def heap_after_a_command() -> tuple[bool, bool]:
 
 def test_what_the_command_line_imports_is_not_searched_for_garbage() -> None:
     assert run_apart(heap_after_a_command) == (True, True)
+
+
+STARTS = """
+import sys
+
+sys.addaudithook(lambda event, args: print("imports", flush=True) if event == "import" and args[0] == "torch" else None)
+sys.argv = ["rekindle", "serve", sys.argv[1]]
+from rekindle.cli import main
+
+main()
+"""
+
+
+def test_a_server_says_what_it_loads_before_it_imports_what_takes_seconds(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing.gguf")
+    done = subprocess.run([sys.executable, "-c", STARTS, missing], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout.splitlines()[:2] == [f"loading {missing}", "imports"], done

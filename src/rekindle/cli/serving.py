@@ -62,6 +62,8 @@ def _serve(settings: Settings) -> tuple[int | None, Settings]:
     """Serve until a signal; return its number, and the settings with the slot that was claimed."""
     with ExitStack() as stack:
         with lasting_heap() as freeze, interrupts():
+            if settings.backend.address is None:
+                typer.echo(_loading(settings))
             from rekindle.engine.api import Engine
             from rekindle.server.descriptors import raise_limit
             from rekindle.server.recording import check_record
@@ -77,6 +79,11 @@ def _serve(settings: Settings) -> tuple[int | None, Settings]:
             engine = stack.enter_context(Engine(settings))
             stack.callback(_save_undisturbed)
         return run_server(engine, settings, typer.echo, listeners=listeners), engine.settings
+
+
+def _loading(settings: Settings) -> str:
+    """What is said before anything large is imported: silence for seconds looks like a program that hangs."""
+    return f"loading {settings.model.model or 'the bundled model'}"
 
 
 @contextmanager
@@ -136,10 +143,13 @@ def chat(
     if held is not None:
         chat_loop(RemoteTalker(held.server, held.model, agent), console())
         return 0
+    screen = console()
+    if screen.is_terminal:
+        typer.echo(_loading(settings))
     from rekindle.engine.api import Engine
 
     with naming_the_server(), Engine(settings) as engine:
-        chat_loop(EngineTalker(engine, agent), console())
+        chat_loop(EngineTalker(engine, agent), screen)
     return 0
 
 
