@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import Result
+from transformers.models.llama import modeling_llama
 from typer.testing import CliRunner
 
 from rekindle import Engine
@@ -61,6 +62,18 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(tmp_path: Path) -> No
     assert "0 stored bytes differ" in findings["kernels q4h/q4h 64"]["said"]
     assert "1,000 tokens are saved in" in findings["disk speed"]["said"]
     assert [path.name for path in store.iterdir()] == ["proof-x.json"]
+
+
+def test_settings_that_may_serve_a_refused_model_are_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = modeling_llama.eager_attention_forward
+
+    def wrong(*args: Any, scaling: float, **others: Any) -> Any:
+        return own(*args, scaling=scaling * 1.5, **others)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", wrong)
+    finding = found(run("--store", "off", "--threads", "1", "--port", str(free_port()), "--json"))["model"]
+    assert finding["verdict"] == "fail" and "attention call 1:" in finding["said"], finding
+    assert "dtype=fp32" in finding["advice"] and "dtype=fp32" not in finding["said"], finding
 
 
 def test_what_fails_is_said_with_what_to_do_and_the_rest_goes_on(tmp_path: Path) -> None:

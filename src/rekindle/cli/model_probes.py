@@ -102,7 +102,8 @@ def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
     try:
         loaded = load_for_doctor(settings)
     except ModelRefused as error:
-        return [Finding("model", "fail", str(error), error.remedy or "name another MODEL")], None
+        said = str(error).removesuffix(f": {error.remedy}")
+        return [Finding("model", "fail", said, error.remedy or "name another MODEL")], None
     except ConfigError as error:
         return [Finding("model", "fail", str(error), "change that setting, or name another MODEL")], None
     spec = loaded.spec
