@@ -92,6 +92,22 @@ def bench_coordination_restart(
     return run_coordination_restart(settings, options, console())
 
 
+@app.command("fidelity")
+@with_settings(only=("kernels", "threads", "block_tokens"))
+def bench_fidelity(
+    settings: Settings,
+    model: Annotated[list[str] | None, typer.Option(help="smollm2 or gemma; may be repeated [both]")] = None,
+    tokens: Annotated[int, typer.Option(help="of each text")] = 2048,
+    context: Annotated[int, typer.Option(help="tokens of a window")] = 1024,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Two models with real weights, on prose and code: KL, first choices, perplexity by formats of weights and KV."""
+    from benchmarks.fidelity import FidelityBench, run_fidelity
+    from tools.real_models import REAL_MODELS
+
+    return run_fidelity(settings, FidelityBench(tuple(model or REAL_MODELS), tokens, context, out), console())
+
+
 @app.command("fleet")
 @with_settings(unused=BENCH_UNUSED | {"hot_bytes", "disk_bytes"})
 def bench_fleet(

@@ -27,6 +27,7 @@ SHOWN_SETTINGS = {
     "replay": ("seed", "scale", "context", "speed"),
     "speculation": ("tokens", "kv", "threads", "repeats"),
     "structured": ("schemas", "seed"),
+    "fidelity": ("num_tokens", "context", "threads"),
     "multiple-choice": ("questions", "shots", "seed", "dtype", "kv"),
 }
 SHOWN_MEASURES = {

@@ -102,7 +102,7 @@ def layouts_of(loaded: LoadedModel) -> dict[str, KVLayout]:
     return found | {"q4h": coded("q4h", "q4h"), "q8h/q4h": coded("q8h", "q4h"), "q8h": coded("q8h", "q8h")}
 
 
-class _Run:
+class Run:
     """One window under one layout, in an arena just large enough for it."""
 
     def __init__(self, loaded: LoadedModel, layout: KVLayout, num_tokens: int) -> None:
@@ -141,8 +141,8 @@ def _score_window(
     size = layouts[0].block_tokens
     half = len(ids) // 2 // size * size
     targets = torch.from_numpy(ids.astype(np.int64))
-    runs = [_Run(loaded, layout, len(ids)) for layout in layouts]
-    restored: list[_Run] = []
+    runs = [Run(loaded, layout, len(ids)) for layout in layouts]
+    restored: list[Run] = []
     for start, end in _chunks(len(ids), half):
         if start == half:
             restored = [_restored(loaded, run, ids, half) for run in runs]
@@ -167,10 +167,10 @@ def _chunks(count: int, half: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + CHUNK_TOKENS, last)
 
 
-def _restored(loaded: LoadedModel, run: _Run, ids: np.ndarray, num_tokens: int) -> _Run:
+def _restored(loaded: LoadedModel, run: Run, ids: np.ndarray, num_tokens: int) -> Run:
     """Return a run whose first `num_tokens` are loaded from a reopened store that `run` was saved to."""
     layout = run.arena.layout
-    copy = _Run(loaded, layout, len(ids))
+    copy = Run(loaded, layout, len(ids))
     size = layout.block_tokens
     root = root_hash(fingerprint=loaded.spec.fingerprint, namespace="eval", cache_salt="", secret=b"eval")
     first = ids[:num_tokens]
