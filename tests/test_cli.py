@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from rekindle.cache.eviction import POLICIES
 from rekindle.cli import app
 from rekindle.cli.settings import FLAG_GROUPS, help_of
-from rekindle.cli.units import parse_duration, show_ago, show_bytes
-from rekindle.config import SETTINGS, CacheSettings, ServerSettings, Settings
+from rekindle.cli.units import parse_duration, show_ago
+from rekindle.config import SETTINGS, CacheSettings, ServerSettings, Settings, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess
 from rekindle.harness.flags import variables

@@ -290,13 +290,15 @@ class ModelFacts:
     """What people compare models by; nothing is computed with it.
 
     `family` is transformers' name of the kind, `num_parameters` those of the checkpoint, `file_bytes` those of its
-    weight files, `weight_format` how the weights are kept here: a dtype, or the way they are quantised.
+    weight files, `weight_bytes` what the weights take in memory, `weight_format` how they are kept there: a dtype, or
+    the way they are quantised.
     """
 
     family: str
     num_parameters: int
     file_format: Literal["safetensors", "gguf"]
     file_bytes: int
+    weight_bytes: int
     weight_format: str
 
 

@@ -25,7 +25,7 @@ from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelFacts, ModelSpec
 
 Loader = Callable[..., LoadedModel]
-FACTS = ModelFacts("tiny", 1000, "safetensors", 4000, "float32")
+FACTS = ModelFacts("tiny", 1000, "safetensors", 4000, 4000, "float32")
 
 
 def reference_attention(

@@ -80,7 +80,7 @@ def test_fp16_checkpoints_are_widened_and_said_so(model_dir: Callable[..., Path]
     loaded = load_model(ModelSettings(model=str(directory)), block_tokens=16, max_context=None, format_map_dir=None)
     assert loaded.dtype == torch.float32
     assert any("fp16" in note for note in loaded.notes)
-    assert not any("where the files hold" in note for note in loaded.notes)
+    assert not any("wider than stored" in note for note in loaded.notes)
 
 
 def test_expected_bytes_count_floats_at_the_compute_width(model_dir: Callable[..., Path]) -> None:

@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rekindle.cli.disk_probes import nearest
 from rekindle.cli.settings import GroupedCommand, with_settings
-from rekindle.cli.units import parse_duration, show_ago, show_bytes, show_duration, show_id, show_table
+from rekindle.cli.units import parse_duration, show_ago, show_duration, show_id, show_table
 from rekindle.cli.why import JsonOption
-from rekindle.config import Settings
+from rekindle.config import Settings, show_bytes
 from rekindle.errors import NotFound
 from rekindle.store import admin
 from rekindle.store.room import budget

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.cli.findings import Finding
-from rekindle.cli.units import show_bytes
-from rekindle.config import MiB, StoreSettings
+from rekindle.config import MiB, StoreSettings, show_bytes
 from rekindle.spec import KVLayout
 from rekindle.store.admin import list_stores
 from rekindle.store.records import RecordFormat

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from rekindle.cli.findings import Finding
 from rekindle.cli.remote import Remote
-from rekindle.cli.units import show_bytes, show_duration
-from rekindle.config import CacheSettings, ServerSettings
+from rekindle.cli.units import show_duration
+from rekindle.config import CacheSettings, ServerSettings, show_bytes
 from rekindle.errors import RekindleError
 
 SMALL_HOT_BYTES = 256 << 20

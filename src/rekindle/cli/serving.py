@@ -16,9 +16,8 @@ from rekindle.cli.console import console
 from rekindle.cli.holding import find_server, naming_the_server
 from rekindle.cli.interrupts import interrupts
 from rekindle.cli.settings import BACKEND_FLAGS, SERVER_FLAGS, with_settings
-from rekindle.cli.units import show_bytes
 from rekindle.cli.why import UrlOption
-from rekindle.config import Settings
+from rekindle.config import Settings, show_bytes
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SWITCH_S = 0.0002

@@ -1,4 +1,4 @@
-"""Parses and formats sizes, durations, times, ids and tables for the command line."""
+"""Parses and formats durations, times, ids and tables for the command line; sizes are those of `config`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,6 @@ def show_ago(moment: float, now: float) -> str:
     """How long ago a wall-clock moment was; one in the future (the clock went back) is `just now`."""
     passed = now - moment
     return "just now" if passed < 1 else f"{show_duration(passed)} ago"
-
-
-def show_bytes(count: float) -> str:
-    """`3.4 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def show_id(agent: str) -> str:

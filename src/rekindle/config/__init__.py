@@ -23,7 +23,7 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.sizes import parse_size
+from rekindle.config.sizes import parse_size, show_bytes
 from rekindle.config.store_places import NUM_SLOTS, is_slot, slot_directory, slot_numbers
 from rekindle.config.tier import TierSettings
 
@@ -57,6 +57,7 @@ __all__ = [
     "is_loopback",
     "is_slot",
     "parse_size",
+    "show_bytes",
     "slot_directory",
     "slot_numbers",
 ]

@@ -1,4 +1,4 @@
-"""Parses sizes such as `4GiB`."""
+"""Parses sizes such as `4GiB`, and shows them."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def parse_size(value: int | str) -> int:
     if match is None or match[2] not in UNITS or len(match[1]) > MOST_DIGITS:
         raise ConfigError(f"{value!r} is not a size: write a number of bytes, 512MB or 4GiB")
     return int(Fraction(match[1]) * UNITS[match[2]])
+
+
+def show_bytes(count: float) -> str:
+    """`3.4 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -158,5 +158,5 @@ def _spec(settings: Settings, name: str, described: DescribedModel, tokenizer: s
         eos_ids=described.eos_ids,
         fingerprint=hasher.digest(),
         layout=layout,
-        facts=ModelFacts(described.family, 0, "safetensors", 0, "native"),
+        facts=ModelFacts(described.family, 0, "safetensors", 0, 0, "native"),
     )

@@ -102,6 +102,7 @@ def _facts(model: Any, config: Any, directory: Path, *, num_parameters: int, wei
         num_parameters=num_parameters,
         file_format="safetensors" if file is None else "gguf",
         file_bytes=sum(file.stat().st_size for file in files),
+        weight_bytes=loaded_bytes(model),
         weight_format=stored if weights == "native" else weights,
     )
 

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 from transformers.utils import logging as transformers_logging
 
-from rekindle.config import ModelSettings
+from rekindle.config import ModelSettings, show_bytes
 from rekindle.errors import ModelRefused
 from rekindle.model import bnb_linears, checkpoint, experts, gguf, gguf_weights, packed
 from rekindle.model.adapter import ATTENTION_NAME
@@ -58,7 +58,7 @@ class Weights:
         return self.wide_bytes > self.expected_bytes * BYTES_SLACK
 
     def size_notes(self, device: str, weights: str) -> list[str]:
-        """Say what the weights take if that is, or was, more than their files; ModelRefused if more than there is.
+        """Say why the weights take, or took, more than their files; ModelRefused if it is more than there is.
 
         `weights`: the format in which they are packed.
         """
@@ -76,8 +76,8 @@ class Weights:
                 "model, or one in a form that stays small here"
             )
         if took * BYTES_SLACK < self.wide_bytes:
-            why += f", to {self.wide_bytes:,} bytes, and packed then"
-        return [f"weights take {took:,} bytes where the files hold {self.expected_bytes:,}: {why}"]
+            why += f", to {show_bytes(self.wide_bytes)}, and packed then"
+        return [f"weights: {why}"]
 
 
 def gguf_dtype(

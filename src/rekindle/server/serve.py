@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import signal
 import socket
 import textwrap
@@ -20,7 +21,7 @@ from typing import Any
 
 import uvicorn
 
-from rekindle.config import ServerSettings, Settings
+from rekindle.config import ServerSettings, Settings, show_bytes
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError
 from rekindle.model.checkpoint import Source
@@ -30,9 +31,12 @@ from rekindle.server.app import create_app
 from rekindle.server.connections import MAX_LINGERING, ConnectionConfig
 from rekindle.server.descriptors import Listener
 from rekindle.server.gate.limits import ShutdownGate
+from rekindle.spec import ModelFacts
 from rekindle.store.shards import SHARD_BYTES
 
 INDENT = " " * 11
+IN_BITS = {"int8": "8 bits", "int4": "4 bits", "bfloat16": "16 bits (bf16)", "float32": "32 bits (fp32)"}
+MANY_BYTES = re.compile(r"\b(\d{1,3}(?:,\d{3}){2,})(?: bytes\b|(?=$|[;,]))")  # not of tokens
 NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for "localhost" without IPv6
 BACKLOG = 2048  # connections that may wait to be accepted, as in uvicorn
 CLOSE_S = 2  # for cut-off answers to end, and then for connections to close
@@ -40,7 +44,7 @@ TICK_S = 0.05
 
 
 def banner(engine: Engine, settings: Settings, url: str) -> str:
-    """Describe the model, KV formats and why, memory, warm agents, and the URL."""
+    """Describe the model, its weights, KV formats and why, memory, warm agents, and the URL with a first request."""
     spec, stats = engine.spec, engine.stats()
     name = settings.server.served_model_name or spec.name
     place = engine.settings.store
@@ -49,8 +53,9 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
     about = ABOUT if is_pocket(source.directory) else ""
     if settings.backend.address is None:
         memory = [
+            f"weights    {_weights(spec.facts)}",
             f"KV         {spec.layout.describe()}",
-            *(f"{INDENT}{note}" for note in engine.notes),
+            *(f"{INDENT}{_readable(note)}" for note in engine.notes),
             f"hot        {stats.num_blocks * spec.layout.block_tokens:,} tokens in {stats.hot_bytes / 2**20:,.0f} MiB",
             f"warm       agents found: {engine.num_warm_agents:,}, in {store}",
         ]
@@ -60,15 +65,44 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
             f"texts      agents found: {engine.num_warm_agents:,}, in {store}",
         ]
     lines = [
-        f"model      {name} ({spec.architecture}), context {engine.max_context:,} tokens",
+        f"model      {name} ({spec.architecture}){_parameters(spec.facts)}, context {engine.max_context:,} tokens",
         *textwrap.wrap(about, 100, initial_indent=INDENT, subsequent_indent=INDENT),
         *memory,
         f"ready      {url}/v1   (OpenAI base URL)",
-        f"           curl {url}/v1/chat/completions -H 'X-Agent-ID: me' \\",
-        """             -d '{"messages":[{"role":"user","content":"Hello!"}]}'""",
+        *_first_request(url, takes_messages=engine.encoder.template.exists),
         f"           curl {url}/v1/agents",
     ]
     return "\n".join(lines)
+
+
+def _parameters(facts: ModelFacts) -> str:
+    """How many there are, where that is known: of a front's model it is not."""
+    if not facts.num_parameters:
+        return ""
+    unit, name = (1e9, "billion") if facts.num_parameters >= 1e9 else (1e6, "million")
+    count = facts.num_parameters / unit
+    return f", {count:,.{0 if count >= 10 else 1}f} {name} parameters"
+
+
+def _weights(facts: ModelFacts) -> str:
+    """Their format, and what they take in memory and on disk."""
+    kept = IN_BITS.get(facts.weight_format, facts.weight_format)
+    files = "a GGUF file" if facts.file_format == "gguf" else "safetensors"
+    return f"{kept}, {show_bytes(facts.weight_bytes)} in memory, from {files} of {show_bytes(facts.file_bytes)}"
+
+
+def _readable(note: str) -> str:
+    """A note with its large sizes in MiB or GiB."""
+    return MANY_BYTES.sub(lambda found: show_bytes(int(found[1].replace(",", ""))), note)
+
+
+def _first_request(url: str, *, takes_messages: bool) -> list[str]:
+    """A request to copy: a message, or the beginning of a text for a model that has no chat template."""
+    if takes_messages:
+        path, body = "/v1/chat/completions", '{"messages":[{"role":"user","content":"Hello!"}]}'
+    else:
+        path, body = "/v1/completions", '{"prompt":"Once upon a time","max_tokens":40}'
+    return [f"           curl {url}{path} -H 'X-Agent-ID: me' \\", f"             -d '{body}'"]
 
 
 def url_of(host: str, port: int) -> str:
