@@ -54,7 +54,7 @@ def test_an_empty_server_says_how_to_begin_and_an_agent_appears(tmp_path: Path, 
         expect(page.locator("#chat-log .assistant").last).to_contain_text("extend reused")
         expect(row(page, "ada")).to_contain_text("extend")
         expect(page.locator("#no-agents")).to_be_hidden()
-        expect(page.locator("#misses")).to_contain_text("nothing is stored for this agent yet")
+        expect(page.locator("#no-misses")).to_be_visible()
         expect(page.locator("#times circle")).to_have_count(2)
         page.reload()
         expect(page.locator("#chat-agent")).to_have_value("me")

@@ -96,10 +96,12 @@ def _agent(info: AgentInfo, entries: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 def is_miss(entry: Mapping[str, Any]) -> bool:
-    """Whether a request of the history recomputed what might have been reused and has an explanation."""
-    return entry.get("explanation") is not None and (
-        entry["outcome"] in MISSES or entry["explanation"]["cause"] == "evicted"
-    )
+    """Whether a request of the history recomputed what might have been reused: a first turn, of which nothing can be
+    stored, did not, unless there is a setting to offer."""
+    explanation = entry.get("explanation")
+    if explanation is None or (explanation["cause"] == "not_stored" and explanation.get("offer") is None):
+        return False
+    return entry["outcome"] in MISSES or explanation["cause"] == "evicted"
 
 
 def explained(entry: Mapping[str, Any]) -> dict[str, Any]:
