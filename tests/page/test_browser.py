@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
+from rekindle.harness.client import Client
 from tests.page.conftest import AWAY, Open, Seen, Site, ask, site_in
 
 FACT = "Remember that the glass lantern is in the barn."
@@ -198,3 +200,25 @@ def test_it_is_readable_at_400_pixels_and_nothing_jumps(site: Site, opened: Open
         too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(too_wide) <= 0, width
         assert page.evaluate(SHIFTS) < 0.01, width
+
+
+def test_the_chat_comes_after_the_agents_however_many_there_are(site: Site, opened: Open) -> None:
+    client = Client(site.settings.port)
+    for number in range(14):
+        client.chat([{"role": "user", "content": "Hello."}], agent=f"many/{number}", max_tokens=1)
+    for width, most in ((1600, 200), (1280, 500), (400, 700)):
+        page = opened(site.url, width=width)
+        expect(row(page, "many/13")).to_be_visible()
+        box = page.locator("section.chat").bounding_box()
+        assert box is not None and box["y"] < most, (width, box)
+        page.close()
+
+
+def test_replies_are_shown_as_markdown(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    chat = [{"role": "user", "content": "**plain**"}, {"role": "assistant", "content": "**bold**", "facts": {}}]
+    page.evaluate("chats => sessionStorage.setItem('rekindle-chats', chats)", json.dumps({"me": chat}))
+    page.reload()
+    page.wait_for_selector("body[data-connection=up]")
+    expect(page.locator("#chat-log .user")).to_have_text("You: **plain**")
+    expect(page.locator("#chat-log .assistant strong")).to_have_text("bold")

@@ -2,6 +2,7 @@
 
 import { Refused, Unreachable, events } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
+import { markdown, render } from "./markdown.js";
 import { MEANS, count, duration, share } from "./words.js";
 
 const KEPT = "rekindle-chats";
@@ -182,13 +183,13 @@ function makeSaid(message) {
     return el("div", { class: `said ${message.role}` }, el("span", { class: "hidden" }, `${whose}: `), message.content);
   }
   const thought = el("p", { class: "thought" });
-  const words = el("span", { class: "words" });
+  const words = markdown("");
   const facts = el("p", { class: "facts" });
   const node = el("div", { class: "said assistant" }, el("span", { class: "hidden" }, `${whose}: `), thought, words, facts);
   node.show = (reply) => {
     say(thought, reply.reasoning_content ?? "");
     thought.hidden = !reply.reasoning_content;
-    say(words, reply.content);
+    render(words, reply.content);
     facts.replaceChildren(...told(reply.facts));
   };
   node.show(message);

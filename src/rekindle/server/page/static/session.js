@@ -2,6 +2,7 @@
 
 import { Refused, Unreachable, ask, events } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
+import { markdown, render } from "./markdown.js";
 import { ROOT, TOPOLOGIES, showOpen } from "./sessions.js";
 import { count, counted, duration, listed, share } from "./words.js";
 
@@ -216,7 +217,7 @@ function drawWords(session, turn) {
   const words = box.querySelector(`[data-key="turn ${turn}"] .words`);
   if (words === null) return;
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
-  say(words, session.speaking.get(turn).text);
+  render(words, session.speaking.get(turn).text);
   if (atEnd) box.scrollTop = box.scrollHeight;
 }
 
@@ -248,7 +249,7 @@ function fillRow(node, row) {
       { class: "utterance" },
       el("span", { class: "by" }, by),
       el("span", { class: "quiet" }, audience(to, purpose)),
-      el("div", { class: "words" }, text),
+      markdown(text),
       facts || row.kind === "live" ? el("p", { class: "facts" }, facts ?? "") : null,
     ),
   );
