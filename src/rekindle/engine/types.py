@@ -51,7 +51,8 @@ class GenerationRequest:
     it a turn, "load" loads what is stored of it into memory and computes nothing. `open_end`: for a task without a
     reply, the last message may continue; what all prompts that continue it have in common is computed.
     `params` are used as they are: `Engine.sampling` has the defaults of the model. `template_kwargs` are passed to the
-    chat template; `reply_prefix` is the beginning of the reply, part of the prompt.
+    chat template; `template_params` has the caller's parameter that each of them came from, which the report names as
+    `ignored` if the template reads none of its own; `reply_prefix` is the beginning of the reply, part of the prompt.
     `constraint`: what the text of the reply must be, after reasoning; `calls`: it may be calls of tools instead, which
     are those of the value's tools if it has any.
     `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.
@@ -71,6 +72,7 @@ class GenerationRequest:
     parent: str | None = None
     task: Task = "generate"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_params: Mapping[str, str] = field(default_factory=dict)
     reply_prefix: str = ""
     constraint: Constraint | None = None
     calls: Calls | None = None
@@ -137,7 +139,8 @@ class Report:
 
     `breakpoint_tokens` are the prompt tokens before each of the request's breakpoints, `marked_tokens` those before the
     last one in the prompt. `normalised`: what was removed from it; `left_out`: parts that a text model cannot see;
-    `ignored`: parameters that are not known here; `generic_tools`: the template has no tools, so they are in the text.
+    `ignored`: parameters that are not known here, or not to the template; `generic_tools`: the template has no tools,
+    so they are in the text.
     """
 
     outcome: Outcome

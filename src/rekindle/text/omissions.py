@@ -10,7 +10,7 @@ import base64
 import io
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,6 +129,16 @@ def with_unread_calls(omitted: Omitted, count: int) -> Omitted:
     """
     others = tuple(each for each in omitted.left_out if each.kind != UNREAD)
     return replace(omitted, left_out=(*others, LeftOut(UNREAD, count, "messages", ""))) if count else omitted
+
+
+def with_unread_variables(omitted: Omitted, given: Mapping[str, str], read: Set[str]) -> Omitted:
+    """Add the parameters that set variables of the template, none of which it reads.
+
+    `given`: the parameter that each variable came from. Never refused: clients send such a switch to every model.
+    """
+    of_use = {param for name, param in given.items() if name in read}
+    ignored = dict.fromkeys((*omitted.ignored, *(param for param in given.values() if param not in of_use)))
+    return replace(omitted, ignored=tuple(ignored))
 
 
 REFUSE = Omissions(strict=True)

@@ -12,12 +12,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.utils
@@ -100,6 +102,12 @@ class ChatTemplate:
     def exists(self) -> bool:
         """False if the model has none: it continues texts, and takes no messages."""
         return bool(self.sources)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names of all that the templates read without setting it: messages, switches of the caller, and so on."""
+        trees = [self._environment.parse(source) for source in self.sources.values()]
+        return frozenset().union(*(jinja2.meta.find_undeclared_variables(tree) for tree in trees))
 
     def with_clock(self, clock: Callable[[], datetime]) -> ChatTemplate:
         """Return the same template with another clock."""

@@ -15,7 +15,7 @@ from rekindle.matching.earlier_tails import moved
 from rekindle.text.anticipation import Probes, anticipated
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, Removed, normalise
-from rekindle.text.omissions import with_unread_calls
+from rekindle.text.omissions import with_unread_calls, with_unread_variables
 from rekindle.text.places import Place, positions
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat, begin_reply
@@ -90,7 +90,8 @@ class Renderer:
         settled = replace(request, messages=normal.messages, tools=normal.tools)
         common = self._common(settled) if request.task in ("prefill", "absorb") else None
         prompt = common or self._encoder.render_chat(normal.messages, normal.tools, **request.template_kwargs)
-        settled = replace(settled, omitted=with_unread_calls(request.omitted, prompt.num_unread))
+        omitted = with_unread_variables(request.omitted, request.template_params, self._encoder.template.variables)
+        settled = replace(settled, omitted=with_unread_calls(omitted, prompt.num_unread))
         reported = normal.removed[:MOST_REPORTED]
         marks = [normal.place(Place(each.message_index, each.num_chars)) for each in request.breakpoints]
         at = positions(

@@ -21,7 +21,7 @@ from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
 from rekindle.server.answers.extension import RekindleReport
 from rekindle.server.answers.functions import Tool, read_functions
-from rekindle.server.answers.steering import template_kwargs
+from rekindle.server.answers.steering import template_fields, template_kwargs
 from rekindle.server.answers.validation import Items, validated
 from rekindle.server.border import Router
 from rekindle.server.gate.caller import Caller, Namespace, unnamed
@@ -116,7 +116,7 @@ def _request(body: Any, caller: Caller, model: ServedModel, omissions: Omissions
         agent=caller.agent,
         namespace=caller.namespace,
         tools=read_functions(given.tools, body.get("tools"), omissions).shown,
-        template_kwargs=template_kwargs(given.chat_template_kwargs, None),
+        **template_fields(template_kwargs(given.chat_template_kwargs, None), given.chat_template_kwargs),
         task="prefill",
         omitted=omissions.all(),
     )

@@ -33,7 +33,7 @@ class RekindleReport(OpenModel):
     explanation: dict[str, Any] | None
     normalised: list[dict[str, Any]] = Field(default=[], description="what was removed from the prompt")
     left_out: list[dict[str, Any]] = Field(default=[], description="what a text model cannot see of the prompt")
-    ignored: list[str] = Field(default=[], description="parameters that are not known here")
+    ignored: list[str] = Field(default=[], description="parameters that are not known here, or not to the template")
     broken_calls: list[str] = Field(default=[], description="tools whose calls are not whole: their JSON is not valid")
     generic_tools: bool = Field(default=False, description="the template has no tools: they are in the prompt's text")
     prompt_ids: list[int] | None = None

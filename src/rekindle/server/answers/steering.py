@@ -151,6 +151,13 @@ def effort_kwargs(effort: str) -> dict[str, str]:
     return {"reasoning_effort": "high" if effort in _BEYOND_HIGH else effort}
 
 
+def template_fields(kwargs: Mapping[str, Any], given: Mapping[str, Any] | None, effort: str = "") -> dict[str, Any]:
+    """Return the fields of a request for the template's variables, with the parameter that each came from:
+    `chat_template_kwargs`, or that named `effort`."""
+    params = {name: f"chat_template_kwargs.{name}" if name in (given or {}) else effort for name in kwargs}
+    return {"template_kwargs": kwargs, "template_params": params}
+
+
 def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
     """Return the variables for the chat template; the caller's own override those derived from `effort`.
 

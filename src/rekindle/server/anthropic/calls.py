@@ -147,6 +147,7 @@ def _request(
         tools=tools,
         parent=caller.parent,
         template_kwargs=_template_kwargs(asked, starts_given=bool(prompt.prefix) or choice.is_forced),
+        template_params=_template_params(asked),
         reply_prefix=prompt.prefix,
         constraint=None if choice.is_forced else _constraint(asked),
         breakpoints=prompt.breakpoints,
@@ -194,8 +195,18 @@ def _template_kwargs(asked: PromptBody, *, starts_given: bool) -> dict[str, Any]
         kwargs["enable_thinking"] = False
     elif asked.thinking is not None:
         kwargs["enable_thinking"] = asked.thinking.type != "disabled"
+    return kwargs | _effort(asked)
+
+
+def _template_params(asked: PromptBody) -> dict[str, str]:
+    """Return the parameter that each of the template's variables is asked for by."""
+    thinking = {} if asked.thinking is None else {"enable_thinking": "thinking"}
+    return thinking | dict.fromkeys(_effort(asked), "output_config.effort")
+
+
+def _effort(asked: PromptBody) -> dict[str, str]:
     effort = asked.output_config.effort if asked.output_config is not None else None
-    return kwargs if effort is None else kwargs | effort_kwargs(effort)
+    return {} if effort is None else effort_kwargs(effort)
 
 
 def _check_warm_up(asked: MessagesBody, choice: ToolChoice) -> None:

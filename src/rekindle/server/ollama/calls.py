@@ -175,6 +175,7 @@ def _request(
 ) -> GenerationRequest:
     """Build a request for messages, or for a text that is the model's input."""
     options = asked.rekindle or RekindleOptions()
+    kwargs = _thinking(asked.think, side)
     return GenerationRequest(
         messages=messages,
         text=text,
@@ -184,7 +185,8 @@ def _request(
         params=_params(asked, side, omissions),
         reuse=options.reuse,
         parent=caller.parent,
-        template_kwargs=_thinking(asked.think, side),
+        template_kwargs=kwargs,
+        template_params=dict.fromkeys(kwargs or ("enable_thinking",), "think") if asked.think is not None else {},
         reply_prefix=prefix,
         constraint=read_schema(asked.format, "format"),
         structured=messages is not None,

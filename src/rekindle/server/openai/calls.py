@@ -13,7 +13,7 @@ from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import NAMES, only, read_format, read_named, read_structured_outputs
 from rekindle.server.answers.functions import read_functions
-from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_kwargs
+from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_fields, template_kwargs
 from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.aliases import CHAT_NEUTRAL, TEXT_NEUTRAL, chat_parameters, text_parameters
@@ -117,7 +117,7 @@ def parse_chat(
         params=_params(chat, extra, defaults),
         reuse=options.reuse,
         parent=caller.parent,
-        template_kwargs=template_kwargs(chat.chat_template_kwargs, chat.reasoning_effort),
+        **_template_fields(chat),
         reply_prefix=prefix,
         constraint=None if choice.is_forced else _constraint(chat),
         structured=True,
@@ -131,6 +131,11 @@ def parse_chat(
         parallel=chat.parallel_tool_calls is not False and choice.name is None,
         shows_reasoning=chat.include_reasoning is not False,
     )
+
+
+def _template_fields(chat: ChatBody) -> dict[str, Any]:
+    given = chat.chat_template_kwargs
+    return template_fields(template_kwargs(given, chat.reasoning_effort), given, "reasoning_effort")
 
 
 def _continued(chat: ChatBody, messages: tuple[Message, ...] | None) -> tuple[tuple[Message, ...] | None, str]:

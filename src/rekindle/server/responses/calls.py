@@ -18,7 +18,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_format
-from rekindle.server.answers.steering import ToolChoice, template_kwargs
+from rekindle.server.answers.steering import ToolChoice, template_fields, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody
@@ -98,7 +98,7 @@ def parse_response(
         params=_params(asked, defaults),
         reuse=options.reuse,
         parent=caller.parent or _parent(caller, chain),
-        template_kwargs=_template_kwargs(asked, reasoning),
+        **template_fields(_template_kwargs(asked, reasoning), asked.chat_template_kwargs, "reasoning.effort"),
         constraint=None if choice.is_forced else read_format(asked.text.format if asked.text else None, "text.format"),
         structured=True,
         echoes_thoughts=echoes,
