@@ -24,6 +24,7 @@ from rekindle.cli import app, disk_probes, model_probes, probes
 from rekindle.cli.findings import Finding
 from rekindle.cli.kernel_speed import KernelSpeed, measure_kernels
 from rekindle.cli.model_probes import Place
+from rekindle.cli.repeats import ADVICE, judged, spread
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import ServerProcess
 from rekindle.model.load import choose_kernels
@@ -250,7 +251,7 @@ def test_the_speed_of_the_kernels_is_measured() -> None:
     threads = torch.get_num_threads()
     speed = measure_kernels(library, 1, columns=256, depth=128, matrices=2)
     assert torch.get_num_threads() == threads
-    assert speed.memory > 0 and speed.one_row.keys() == speed.many_rows.keys() == {"bf16", "int8"}
+    assert speed.widest > 1 and speed.memory > 0 and speed.one_row.keys() == speed.many_rows.keys() == {"bf16", "int8"}
     assert str(KernelSpeed(40.0, {"bf16": 30.0, "int8": 20.0}, {"bf16": 2000.0, "int8": 4000.0})) == (
         "memory is read at 40 GB/s, weights for one row at 30 GB/s in bf16 (75%), 20 GB/s in int8 (50%); "
         "256 rows at 2,000 GFLOP/s in bf16, 4,000 GFLOP/s in int8"
@@ -261,14 +262,14 @@ def test_a_device_that_computes_or_stores_otherwise_is_refused() -> None:
     good = model_probes.compare_kernels(LAYER, torch.float32, Place("cpu"), 64)
     assert good.bytes_differ == 0
 
-    def judged(**changed: Any) -> Finding:
-        return model_probes.judge("kernels", replace(good, **changed), torch.float32, "x")
+    def verdict(**changed: Any) -> str:
+        return model_probes.judge("kernels", replace(good, **changed), torch.float32, "x").verdict
 
-    assert judged().verdict == "ok"
-    assert judged(error=1e-3).verdict == "fail"
-    assert judged(error=float("nan")).verdict == "fail"
-    assert judged(lost=0.02).verdict == "fail"
-    assert judged(bytes_differ=3).verdict == "warn"
+    assert verdict() == "ok"
+    assert verdict(error=1e-3) == "fail"
+    assert verdict(error=float("nan")) == "fail"
+    assert verdict(lost=0.02) == "fail"
+    assert verdict(bytes_differ=3) == "warn"
 
 
 def test_a_device_that_cannot_run_a_kernel_is_a_finding() -> None:
@@ -295,3 +296,15 @@ def test_arithmetic_of_the_speed() -> None:
     assert f"saved in {per_1000 / 1e6:.3f} s and loaded in {per_1000 / 2e6:.3f} s" in said
     assert "computing them takes 2.00 s" in said
     assert np.isclose(per_1000 / 1000, disk_probes.record_bytes(layout) / 64)
+
+
+def test_speeds_that_disagree_are_said_to_be_disturbed() -> None:
+    quiet = Finding("prefill", "ok", "520 tokens a second")
+    assert judged(quiet, spread([500.0, 520.0, 610.0])) == quiet
+    disturbed = judged(quiet, spread([520.0, 21.0, 480.0]))
+    assert (disturbed.verdict, disturbed.advice) == ("warn", ADVICE)
+    assert disturbed.said == (
+        "520 tokens a second; disturbed: of runs of the same work one took 24.8 times as long as another"
+    )
+    slow = Finding("disk speed", "warn", "slow", "use a faster disk")
+    assert judged(slow, 2.0).advice == f"use a faster disk; {ADVICE}"

@@ -6,7 +6,9 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,8 +25,12 @@ from rekindle.cli.probes import (
     probe_port,
     probe_versions,
 )
+from rekindle.cli.repeats import judged, several, spread
 from rekindle.cli.settings import with_settings
 from rekindle.config import ModelSettings, Settings
+
+if TYPE_CHECKING:
+    from rekindle.spec import KVLayout
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -128,12 +134,24 @@ def _model(settings: Settings, *, is_served: bool) -> Iterator[Finding]:
     place = model_probes.Place(settings.model.device, choose_kernels(settings.model).library)
     yield from model_probes.probe_kernels(layers, dtype, place, settings.cache.block_tokens)
     if loaded is not None:
-        rate = model_probes.prefill_rate(loaded)
-        yield Finding("prefill", "ok", f"{rate:,.0f} tokens a second in a prompt of {model_probes.PREFILL_TOKENS[1]}")
+        rates = model_probes.prefill_rates(loaded)
+        rate = median(rates)
+        said = f"{rate:,.0f} tokens a second in a prompt of {model_probes.PREFILL_TOKENS[1]}"
+        yield judged(Finding("prefill", "ok", said), spread(rates))
         if settings.store.enabled and disk_probes.nearest(settings.store.directory()).is_dir():
             layout = loaded.spec.layout
             lock = disk_probes.probe_lock(settings.store, loaded.spec.fingerprint, is_served=is_served)
             if lock is not None:
                 yield lock
-            speed = disk_probes.measure_disk(settings.store.directory(), disk_probes.record_bytes(layout))
-            yield disk_probes.judge_speed(speed, layout, rate)
+            yield _disk_speed(settings.store.directory(), layout, rate)
+
+
+def _disk_speed(directory: Path, layout: KVLayout, rate: float) -> Finding:
+    from rekindle.cli import disk_probes
+
+    measured = several(lambda: disk_probes.measure_disk(directory, disk_probes.record_bytes(layout)))
+    speeds = sorted((speed for speed in measured if speed is not None), key=lambda speed: speed.read)
+    if len(speeds) < len(measured):
+        return disk_probes.judge_speed(None, layout, rate)
+    finding = disk_probes.judge_speed(speeds[len(speeds) // 2], layout, rate)
+    return judged(finding, max(spread(speed.read for speed in speeds), spread(speed.written for speed in speeds)))

@@ -15,22 +15,26 @@ from statistics import median
 import torch
 
 from rekindle.cli.findings import Finding
+from rekindle.cli.repeats import judged, several, spread
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, WeightFormat
 
 COLUMNS, DEPTH = 8192, 2048
 NUM_MATRICES = 8  # 256 MB in bf16: more than most caches
 MANY_ROWS = 256
-REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
-    """GB/s of reading memory and of one row by format of weights; GFLOP/s of many rows by format."""
+    """GB/s of reading memory and of one row by format of weights; GFLOP/s of many rows by format.
+
+    `widest`: how many times the slowest run of the same work took as long as the fastest.
+    """
 
     memory: float
     one_row: dict[WeightFormat, float]
     many_rows: dict[WeightFormat, float]
+    widest: float = 1.0
 
     def __str__(self) -> str:
         """What the finding says."""
@@ -44,7 +48,8 @@ class KernelSpeed:
 
 def probe_kernel_speed(library: KernelLibrary, threads: int | None) -> Finding:
     """Measure with as many threads as the model would use; None: as many as torch does."""
-    return Finding("kernel speed", "ok", str(measure_kernels(library, threads or torch.get_num_threads())))
+    speed = measure_kernels(library, threads or torch.get_num_threads())
+    return judged(Finding("kernel speed", "ok", str(speed)), speed.widest)
 
 
 def measure_kernels(
@@ -57,17 +62,19 @@ def measure_kernels(
         kernel = LinearKernel(library)
         weights = torch.randn(columns, depth, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
         plain = weights.view(torch.int64).repeat(matrices, 1)
-        memory = plain.nbytes / _seconds(plain.sum) / 1e9
+        runs = [_seconds(plain.sum)]
+        memory = plain.nbytes / median(runs[0]) / 1e9
         del plain
         one_row, many_rows = {}, {}
         for weight_format, packed in _packed(kernel, weights, matrices, threads):
             once = _seconds(partial(_multiply, kernel, packed, 1, threads))
-            one_row[weight_format] = sum(each.num_bytes for each in packed) / once / 1e9
+            one_row[weight_format] = sum(each.num_bytes for each in packed) / median(once) / 1e9
             often = _seconds(partial(_multiply, kernel, packed[:1], MANY_ROWS, threads))
-            many_rows[weight_format] = 2 * MANY_ROWS * columns * depth / often / 1e9
+            many_rows[weight_format] = 2 * MANY_ROWS * columns * depth / median(often) / 1e9
+            runs += [once, often]
     finally:
         torch.set_num_threads(before)
-    return KernelSpeed(memory, one_row, many_rows)
+    return KernelSpeed(memory, one_row, many_rows, max(map(spread, runs)))
 
 
 def _packed(
@@ -93,11 +100,13 @@ def _matrix(values: torch.Tensor) -> Matrix:
     return Matrix(values.data_ptr(), len(values), values.shape[1], values.stride(0))
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The median of a few runs, the first not counted."""
-    times = []
-    for _ in range(REPEATS + 1):
+def _seconds(work: Callable[[], object]) -> list[float]:
+    """The times of several runs after one that is not counted."""
+
+    def taken() -> float:
         began = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
-    return median(times[1:])
+        return time.perf_counter() - began
+
+    work()
+    return several(taken)

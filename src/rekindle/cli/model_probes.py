@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rekindle.cli.findings import Finding
+from rekindle.cli.repeats import several
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels.library import KernelLibrary
@@ -210,14 +211,19 @@ def _bytes_differ(first: KVArena, second: KVArena) -> int:
     return sum(int(np.count_nonzero(a.cpu().numpy() != b.cpu().numpy())) for a, b in pairs)
 
 
-def prefill_rate(loaded: LoadedModel) -> float:
-    """Measure prompt tokens computed per second, in one step after a warm-up; small prompts, so a low estimate."""
+def prefill_rates(loaded: LoadedModel) -> list[float]:
+    """Measure prompt tokens computed per second several times, each in one step, after a warm-up; small prompts, so a
+    low estimate."""
     layout, longest = loaded.spec.layout, min(sum(PREFILL_TOKENS), loaded.spec.max_context)
     (table,), num_blocks = interleaved_tables(layout.block_tokens, [longest])
     runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
     ids = torch.arange(longest) % loaded.spec.vocab_size
     cut = min(PREFILL_TOKENS[0], longest // 2)
     runner.forward([sequence_step(ids[:cut], 0, table, "last")])
-    began = time.perf_counter()
-    runner.forward([sequence_step(ids[cut:], cut, table, "last")])
-    return (longest - cut) / max(time.perf_counter() - began, math.ulp(1.0))
+
+    def rate() -> float:
+        began = time.perf_counter()
+        runner.forward([sequence_step(ids[cut:], cut, table, "last")])
+        return (longest - cut) / max(time.perf_counter() - began, math.ulp(1.0))
+
+    return several(rate)
