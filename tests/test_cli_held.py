@@ -211,6 +211,9 @@ def test_a_store_that_another_process_has_open_is_not_taken_for_this_servers(hou
     try:
         settings = {"store": tmp_path, "port": house.server.port, "api_key": "k"}
         assert find_server(Settings.load(settings), (), None) is None
+        said = invoked("chat", "--store", str(tmp_path), "--model", "/none", REKINDLE_PORT=str(free_port()))
+        assert f"process {os.getpid()} has a store in {tmp_path} open: if that is a server at another" in said.stderr
+        assert "/none: there is no such directory" in said.stderr
     finally:
         other.release()
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import typer
+
 from rekindle.cli.remote import Remote
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, NotFound, RekindleError, StoreLocked
@@ -33,16 +35,25 @@ class Held:
 def find_server(settings: Settings, flags: Collection[str], url: str | None) -> Held | None:
     """Return the server at `url`, else the one that has the store; None if the model is to be loaded here.
 
-    `flags`: the names of the settings that were given to the command. Raises Unreachable if `url` does not answer,
-    ConfigError for a key that is missing or refused and for flags that the server decides, NotFound for a model that
-    the server at `url` does not have.
+    `flags`: the names of the settings that were given to the command. Says so where a process has the store open and no
+    server of its answers at the settings' address. Raises Unreachable if `url` does not answer, ConfigError for a key
+    that is missing or refused and for flags that the server decides, NotFound for a model that the server at `url` does
+    not have.
     """
-    if url is None and not _is_held(settings):
-        return None
-    server = Remote.of(settings.server, url)
-    entry = _served(server, settings.model.model) if url is not None else _found(settings)
-    if entry is None:
-        return None
+    if url is not None:
+        server = Remote.of(settings.server, url)
+        entry = _served(server, settings.model.model)
+    else:
+        holders = _holders(settings)
+        if not holders or not _is_at_address(settings, holders):
+            if holders:
+                typer.echo(_elsewhere(settings, holders), err=True)
+            return None
+        server = Remote.of(settings.server)
+        try:
+            entry = _served(server, settings.model.model)
+        except NotFound:
+            return None
     decided = sorted(set(flags) - (DECIDED_HERE if url is None else DECIDED_HERE - {"store"}))
     if decided:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in decided)
@@ -62,33 +73,36 @@ def naming_the_server() -> Iterator[None]:
         raise StoreLocked(f"{error}; if that is a server, name it by --url") from error
 
 
-def _is_held(settings: Settings) -> bool:
-    """Whether any process has a store in the directory open."""
-    return settings.store.enabled and bool(_holders(settings))
-
-
 def _holders(settings: Settings) -> set[str]:
+    """The processes that have a store in the directory open."""
     from rekindle.store.admin import holders
 
-    with contextlib.suppress(OSError):  # what is wrong with the directory is said when it is opened
-        return holders(settings.store.directory())
+    if settings.store.enabled:
+        with contextlib.suppress(OSError):  # what is wrong with the directory is said when it is opened
+            return holders(settings.store.directory())
     return set()
 
 
-def _found(settings: Settings) -> dict[str, Any] | None:
-    """What the server at the settings' address serves; None if there is none, or it has another store or model."""
+def _is_at_address(settings: Settings, holders: Collection[str]) -> bool:
+    """Whether the server at the settings' address is one of these processes."""
     quick = Remote.of(settings.server, timeout_s=FINDING_S)
     try:
         process = quick.ask("GET", "/health/ready").get("process")
-        if process is None:  # only callers with a key see it
+        if process is None:  # only callers with a key see it: this refuses the others
             quick.ask("GET", "/v1/models")
-        elif f"process {process}" in _holders(settings):
-            return _served(quick, settings.model.model)
     except ConfigError:
         raise
-    except RekindleError:  # nobody answers, or not one of ours, or one that has another model
-        return None
-    return None
+    except RekindleError:  # nobody answers, or not one of ours, or one that cannot serve now
+        return False
+    return f"process {process}" in holders
+
+
+def _elsewhere(settings: Settings, holders: Collection[str]) -> str:
+    have = "has" if len(holders) == 1 else "have"
+    return (
+        f"rekindle: {', '.join(sorted(holders))} {have} a store in {settings.store.directory()} open: if that is a "
+        "server at another address, --url uses it at once"
+    )
 
 
 def _served(server: Remote, model: str | None) -> dict[str, Any]:
