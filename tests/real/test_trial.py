@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from rekindle.config import Settings
 from rekindle.errors import ModelRefused
 from rekindle.model import trial
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from tests.model.own_mutants import changed_attention
-
-
-@pytest.fixture(scope="module")
-def loaded(real_file: Path) -> LoadedModel:
-    """Each real model by its default settings, as `rekindle serve FILE` loads it."""
-    settings = Settings.load({"model": str(real_file)})
-    return load_model(settings.model, block_tokens=64, max_context=None, format_map_dir=None)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,26 @@
+"""What formats of KV cost real models on the text of the check; for SmolLM2 what was measured, with 30 % of room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.fidelity import Arm, scored
+from rekindle.bench.eval.kv import layouts_of
+from rekindle.model.check_text import text_ids
+from rekindle.model.loaded import LoadedModel
+from tools.real_models import REAL_MODELS
+
+FORMATS = ("native", "q8h", "q8h/q4h", "q4h")
+MOST_KL = {"smollm2": {"q8h": 0.0035, "q8h/q4h": 0.0141, "q4h": 0.064}}
+
+
+def test_formats_of_kv_cost_what_was_measured(loaded: LoadedModel, real_file: Path) -> None:
+    (name,) = (name for name, model in REAL_MODELS.items() if model.file == real_file.name)
+    layouts = layouts_of(loaded)
+    arms = {kv: Arm(loaded, layouts[kv]) for kv in FORMATS}
+    ids = text_ids(loaded.directory).numpy().astype(np.uint32)
+    found = {kv: score.mean_kl for kv, score in scored(arms["native"], arms, [ids]).items()}
+    assert found["native"] == 0 < found["q8h"] < found["q8h/q4h"] < found["q4h"], found
+    assert all(found[kv] <= most for kv, most in MOST_KL.get(name, {}).items()), found
