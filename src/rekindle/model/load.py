@@ -166,6 +166,7 @@ def _loaded(
     dtype, is_wide = loaded.model.dtype, loaded.quantised is not None and loaded.is_wider
     if loaded.grids and coded and saved.kernels.library is not None:
         made = packed.pack_codes(loaded.model, LinearKernel(saved.kernels.library), shown_grids(loaded.grids), widened)
+        allocator.trim()  # of the last layer's values
         loaded = replace(loaded, notes=(*loaded.notes, *made), wide_bytes=loaded_bytes(loaded.model))
     if _fits(settings, dtype, is_wide if of_gguf is None else of_gguf[1], saved.kernels):
         in_8_bits = replace(settings, weights="int8")
