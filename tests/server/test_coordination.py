@@ -247,3 +247,25 @@ def test_a_session_that_is_not_there(served: Served) -> None:
     ):
         answer = served.send(method, f"{SESSIONS}/sess_0{path}", body)
         assert (answer.status, answer.error["code"]) == (404, "not_found"), f"{method} {path}"
+
+
+def test_what_cannot_fit_the_context_is_refused_when_it_comes(served: Served) -> None:
+    session, long = create(served), "word " * 40_000
+    for path, body in {
+        "/messages": {"text": long},
+        "/interrupt": {"text": long},
+        "/agents/Ada/fork": {"target": "Ida", "persona": long},
+        "/vote": {"question": long, "options": ["a", "b"]},
+    }.items():
+        answer = served.send("POST", f"{SESSIONS}/{session.id}{path}", body)
+        assert answer.status == 400 and answer.error["code"] == "context_length_exceeded", (path, answer.body)
+    for name in ("setting", "opening"):
+        answer = served.send("POST", SESSIONS, {"agents": [{"name": "Ada"}, {"name": "Bo"}], name: long})
+        assert answer.status == 400 and answer.error["code"] == "context_length_exceeded", (name, answer.body)
+    assert session.texts() == ["Let us begin."] and session.get()["names"] == list(NAMES), "and nothing has changed"
+
+
+def test_half_an_emoji_is_replaced_in_what_a_session_is_told(served: Served) -> None:
+    session = create(served, setting="A harbour \ud83d.")
+    session.post("/messages", {"text": "Look \ud83d and \ufdd0!"})
+    assert session.texts()[-1] == "Look \ufffd and \ufffd!" and session.get()["plan"]["setting"] == "A harbour \ufffd."

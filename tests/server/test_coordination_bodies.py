@@ -69,6 +69,7 @@ def test_a_plan_is_told_as_the_body_that_makes_it() -> None:
         ({"agents": [{"name": "Ada"}, {"name": "ada"}]}, "agents[1].name"),
         ({"agents": [{"name": "Ada"}, {"name": "Host"}]}, "agents[1].name"),
         ({"agents": [{"name": "Ada"}, {"name": "Bo: yes"}]}, "agents[1].name"),
+        ({"agents": [{"name": "Ada"}, {"name": "Bo\u202e"}]}, "agents[1].name"),
         ({"agents": [{"name": "Ada", "agent": "a"}, {"name": "Bo", "agent": "a"}]}, "agents"),
         ({"agents": [{"name": "Ada", "agent": "a\x00"}, {"name": "Bo"}]}, "agents[0].agent"),
         ({"agents": [{"name": "Ada", "agent": "é" * 200}, {"name": "Bo"}]}, "agents[0].agent"),

@@ -15,6 +15,7 @@ from rekindle.agents.machine.types import MOST_AGENTS, TOPOLOGIES, Forked, Parti
 from rekindle.errors import BadRequest
 
 MOST_NAME_CHARS = 64
+SIGNS = ":,()"  # what is around names in text
 
 
 def check_plan(plan: Plan) -> None:
@@ -51,6 +52,9 @@ def check_look(name: str, taken: Sequence[str], *, param: str) -> None:
     if scripts:
         mixed = " and ".join(each.capitalize() for each in scripts)
         raise BadRequest(f"{name!r} cannot be a name: a word of it has {mixed} letters, which look alike", param=param)
+    signs = sorted({*SIGNS} & {*unicodedata.normalize("NFKC", name)})
+    if signs:
+        raise BadRequest(f"{name!r} cannot be a name: it has a sign that looks like {signs[0]!r}", param=param)
     shape = skeleton(name)
     other = next((each for each in taken if each != name and skeleton(each) == shape), None)
     if other is not None:
@@ -62,7 +66,7 @@ def check_name(name: str, taken: Sequence[str], *, param: str) -> None:
     if not name.strip() or name != name.strip() or len(name) > MOST_NAME_CHARS:
         message = f"a name has 1 to {MOST_NAME_CHARS} characters, and no blanks around them"
         raise BadRequest(message, param=param)
-    if name in (".", "..") or not name.isprintable() or any(sign in name for sign in ":,()"):
+    if name in (".", "..") or not name.isprintable() or any(sign in name for sign in SIGNS):
         raise BadRequest(
             f"{name!r} cannot be a name: no dots alone, line breaks, colons, commas, brackets", param=param
         )

@@ -45,6 +45,7 @@ from rekindle.agents.machine.types import (
 from rekindle.agents.sessions import changes
 from rekindle.agents.sessions.comparison import Picture, compared
 from rekindle.agents.sessions.events import SessionEvent, SessionInfo
+from rekindle.agents.sessions.fitting import check_fits
 from rekindle.agents.sessions.registry import Registry
 from rekindle.agents.sessions.run import Run, check_no_vote
 from rekindle.agents.sessions.session import SessionContext, check_agents
@@ -206,15 +207,17 @@ class Coordinator:
                 raise BadRequest("no vote is under way: put a question", param="question")
             return None
 
-        return self._played(namespace, id, begun, sampling)
+        return self._played(namespace, id, begun, sampling, says="" if question is None else question.text)
 
     async def _played(
-        self, namespace: str, id: str, begun: Callable[[Coordination], Event | None], sampling: Sampling
+        self, namespace: str, id: str, begun: Callable[[Coordination], Event | None], sampling: Sampling, says: str = ""
     ) -> Events:
-        """Yield events until the machine has no more directives; `begun` returns the event to begin with.
+        """Yield events until the machine has no more directives; `begun` returns the event to begin with, which `says`
+        a text.
 
         None: resume the turns that have begun and not ended.
         """
+        await check_fits(self.shared.engine, [says])
         session = await self.registry.ready(namespace, id)
         self.registry.check_room(namespace, num_bytes=1)
         event = begun(session.machine)
@@ -249,9 +252,10 @@ class Coordinator:
         `stop`: "turn" interrupts the current speakers, and all hear the message before anybody else speaks; "round"
         also drops the rest of the round. Durable when it returns.
         """
-        session = await self.registry.fetch(namespace, id)
         check_text(text, "text")
         check_text(by or "", "by")
+        await check_fits(self.shared.engine, [text])
+        session = await self.registry.fetch(namespace, id)
         message, run = MessagePosted(session.machine.plan.host if by is None else by, text, to), session.run
         session.machine.check_message(message)
         if message.by not in session.machine.names:
@@ -267,6 +271,7 @@ class Coordinator:
         session = await self.registry.fetch(namespace, id)
         check_json([target, persona], "name")
         check_agents(id, [(target, None)])
+        await check_fits(self.shared.engine, [persona])
         self.registry.check_room(namespace, num_bytes=len(persona.encode()))
         await self.registry.run_to_completion(changes.fork(session, Forked(source, target, persona)))
         return self.registry.info(session)

@@ -21,6 +21,7 @@ from rekindle.agents.machine.participants import check_new_plan
 from rekindle.agents.machine.types import Plan, Prelude
 from rekindle.agents.sessions.comparison import measured_extension
 from rekindle.agents.sessions.events import Extension, SessionInfo
+from rekindle.agents.sessions.fitting import check_fits
 from rekindle.agents.sessions.loaded import LoadedSessions, no_session
 from rekindle.agents.sessions.permanent_agents import brought, check_apart, forget_kv, held_by, memories_of
 from rekindle.agents.sessions.session import Session, SessionContext, check_agents
@@ -82,6 +83,8 @@ class Registry:
         """Begin a session durably; BadRequest, Conflict if the id is taken, StoreError."""
         async with self.creating:  # so that each is checked against earlier ones
             self._check_new(namespace, plan, id)
+            personas = [each.persona for each in plan.participants]
+            await check_fits(self._shared.engine, (plan.setting, plan.opening, *personas))
             permanent = [each.agent for each in plan.participants if each.agent is not None]
             sessions = await self.sessions.with_agents(namespace, permanent)
             now, held = self._shared.clock(), held_by(plan, sessions)

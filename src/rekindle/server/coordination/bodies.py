@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 from rekindle.agent_ids import MAX_ID_BYTES, check_agent_id
 from rekindle.agents.machine.decisions import Mode, Question
@@ -17,15 +17,21 @@ from rekindle.agents.sessions.turn import MAX_TOKENS
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
 from rekindle.server.answers.validation import Items, StrictModel
+from rekindle.text.messages import sound
 
 LONGEST_LINE = 1_000
 LONGEST_TEXT = 4_000_000  # characters: more than any context holds, and a bound for what is stored of a session
 COUNTS: dict[str, JsonValue] = {"minItems": 2, "maxItems": MOST_AGENTS}  # checked with the plan, in better words
 
 
+def _sound(value: Any) -> Any:
+    """Replace what no prompt may contain, such as half an emoji, which clients in JavaScript cut texts into."""
+    return sound(value) if isinstance(value, str) else value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 Line = Annotated[str, Field(max_length=LONGEST_LINE)]
-Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+Text = Annotated[str, BeforeValidator(_sound), Field(max_length=LONGEST_TEXT)]
 Names = Annotated[list[Name], Field(min_length=1, max_length=MOST_AGENTS)]
 Hearers = Annotated[list[Name], Field(max_length=MOST_AGENTS)]
 
