@@ -1,10 +1,13 @@
 """Rekindle: an inference server and library that keep every agent's KV cache alive.
 
-Nothing is imported until it is used, so `import rekindle.cache` needs neither torch nor transformers.
+Nothing is imported until it is used, so `import rekindle.cache` needs neither torch nor transformers. With the first
+use of an engine torch is imported so that its threads do not spin for long while they wait for each other; a program
+that has imported it before sets GOMP_SPINCOUNT=3000 itself, if its machine has busy neighbours.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +55,18 @@ LAZY = {
     "Settings": "rekindle.config",
     **dict.fromkeys(_ERRORS.split(), "rekindle.errors"),
 }
+COMPUTING = ("Agent", "Engine")  # which import torch
 __all__ = ["__version__"]
 __all__ += list(LAZY)
 
 
 def __getattr__(name: str) -> Any:
     if name in LAZY:
+        if name in COMPUTING and "torch" not in sys.modules:
+            from rekindle.kernels.thread_pool import spinning_bounded
+
+            with spinning_bounded():
+                import_module("torch")
         value = globals()[name] = getattr(import_module(LAZY[name]), name)
         return value
     raise AttributeError(f"module 'rekindle' has no attribute {name!r}")

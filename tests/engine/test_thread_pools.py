@@ -67,6 +67,18 @@ def test_an_engine_has_no_pool_after_loading_and_when_idle(start: Start) -> None
 def test_threads_of_a_command_spin_shortly_unless_the_environment_says_how(given: dict[str, str], spins: str) -> None:
     """As OpenMP itself shows its settings when torch loads it."""
     code = "import contextlib, rekindle.cli\nwith contextlib.suppress(SystemExit): rekindle.cli.main()\nimport torch"
-    environment = {**os.environ, "OMP_DISPLAY_ENV": "verbose", **given}
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, env=environment)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in run(code, given).stderr
+
+
+@pytest.mark.parametrize(("given", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_of_the_library_do_as_well_and_the_programs_environment_stays(
+    given: dict[str, str], spins: str
+) -> None:
+    done = run("import os, rekindle\nrekindle.Engine\nprint(os.environ.get('GOMP_SPINCOUNT'))", given)
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+    assert done.stdout.split() == [str(given.get("GOMP_SPINCOUNT"))]
+
+
+def run(code: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_DISPLAY_ENV": "verbose", **given}
+    return subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, env=environment)

@@ -8,14 +8,16 @@ before it stops computing; the next product makes a new one, in about 50 us.
 
 On a machine with neighbours a thread of the pool is often not running when the others wait for it. By default they spin
 for about 6 ms, longer than a time slice: each uses up its share of the processors and is then not running either. So
-spinning is bounded before OpenMP is loaded, which reads its settings once.
+spinning is bounded before OpenMP is loaded, which reads its settings once: by the commands for good, by the library
+for as long as it imports torch. A program that has imported torch before has OpenMP as it is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from rekindle.kernels.library import openmp_file
@@ -31,6 +33,18 @@ def bound_spinning() -> None:
     """Let threads that wait for each other sleep soon, unless the environment says how; before torch is imported."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault(*SPINS)
+
+
+@contextmanager
+def spinning_bounded() -> Iterator[None]:
+    """Do the same for what is imported meanwhile: the program's own environment stays, and that of its children."""
+    before = os.environ.get(SPINS[0])
+    bound_spinning()
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(SPINS[0], None)
 
 
 def release() -> None:
