@@ -15,6 +15,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 
+from rekindle.model.check_text import OWN_TEXT
+
 VOCAB_SIZE = 384
 MAX_CONTEXT = 1024
 SPREAD = 0.02 * 8
@@ -390,4 +392,5 @@ def tiny_model_dir(
     directory = parent / f"{kind}-{dtype}-{seed}"
     tiny_model(kind, DTYPES[dtype], seed=seed, **changes).save_pretrained(directory)
     write_tokenizer(directory)
+    (directory / OWN_TEXT).write_text("\n".join(CORPUS), "utf-8")  # a short one: it is computed at every load
     return directory

@@ -50,7 +50,7 @@ def test_kernels_are_for_the_cpu() -> None:
 @pytest.mark.parametrize("kind", EXACT_KINDS)
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
 def test_every_kind_and_dtype_is_bitwise_on_a_cpu(load: Loader, kind: str, dtype: str) -> None:
-    loaded = load(kind, dtype)
+    loaded = load(kind, dtype, kv="q4h")
     assert loaded.promise == "bitwise", loaded.notes
     assert loaded.spec.layout.formats() == {"q4h/q4h": 3}
     assert loaded.spec.eos_ids == {END_ID} and loaded.spec.max_context == 1024

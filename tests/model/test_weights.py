@@ -21,6 +21,8 @@ from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, WeightFormat
+from rekindle.model.check_text import OWN_TEXT
+from rekindle.model.divergence import Divergence, divergence
 from rekindle.model.experts import packed_weights as packed_expert_weights
 from rekindle.model.experts import padded_experts
 from rekindle.model.geometry import probe
@@ -36,11 +38,11 @@ from rekindle.model.packed import (
 )
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors
-from rekindle.model.weights import Divergence, Linears, Weights, WeightsChoice, check_ids, divergence
+from rekindle.model.weights import Linears, Weights, WeightsChoice, check_ids, verdict
 from rekindle.pocket.conversations import conversation
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, write_tokenizer
 
 BF16 = torch.bfloat16
 
@@ -185,7 +187,7 @@ def test_a_layer_that_int8_does_not_suit_stays_in_bf16(kernels: KernelChoice) ->
     ],
 )
 def test_int8_is_taken_within_both_bounds_only(kl: float, agreement: float, weights: str) -> None:
-    chosen = Divergence(kl, agreement).verdict()
+    chosen = verdict(Divergence(kl, agreement))
     assert chosen.weights == weights
     assert ("passed the self-check" in chosen.reason) == (weights == "int8")
 
@@ -256,10 +258,12 @@ def test_rounded_weights_of_a_model_without_bf16_layers_are_refused(
     load(model_dir("llama"), weights, dtype="bf16")
 
 
-def test_the_text_of_the_self_check_fills_its_ids(model_dir: Callable[..., Path]) -> None:
-    directory = model_dir("llama")
-    assert len(check_ids(directory, 4096)) == 512
-    assert len(check_ids(directory, 103)) == 100 and len(check_ids(directory, 2)) == 1
+def test_the_text_of_the_self_check_fills_its_ids_unless_a_model_has_its_own(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    assert len(check_ids(tmp_path, 4096)) == 512
+    assert len(check_ids(tmp_path, 103)) == 100 and len(check_ids(tmp_path, 2)) == 1
+    (tmp_path / OWN_TEXT).write_text("The red box holds 4711 screws.", "utf-8")
+    assert 4 <= len(check_ids(tmp_path, 4096)) < 30
 
 
 @needs_compiler

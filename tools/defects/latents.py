@@ -7,7 +7,6 @@ from tools.defects.mutant import one
 
 LATENT = "tests/model/test_latent.py"
 LOGITS = f"{LATENT}::test_logits_are_the_model_s_own"
-SELF_CHECK = f"{LATENT}::test_the_self_check_sees_the_rotary_key_too"
 OTHER_FORMS = f"{LATENT}::test_maps_of_another_form_are_refused"
 REFERENCE = "tests/kv/test_paged_attention.py::test_vectorised_agrees_with_the_definitions"
 RIGHT = "tests/kv/test_fused.py::test_kernels_agree_with_the_definitions"
@@ -57,13 +56,6 @@ LATENTS = (
         "appended and _near(k, expected_k) and _near(v, expected_v)",
         "appended",
         OTHER_FORMS,
-    ),
-    one(
-        "stored latents without rotary keys in the self-check",
-        "model/formats.py",
-        'torch.cat((round_trip(keys[..., :k_dim], "k"), keys[..., k_dim:]), dim=-1)',
-        'torch.cat((round_trip(keys[..., :k_dim], "k"), keys[..., k_dim:] * 0), dim=-1)',
-        SELF_CHECK,
     ),
     one(
         "blocks of latents not told from those of K and V",

@@ -8,6 +8,7 @@ from tools.defects.kernels import native
 from tools.defects.mutant import Mutant, one
 
 DECODER, MODULES, WEIGHTS = (f"tests/model/test_{name}.py" for name in ("decoder", "fused_modules", "weights"))
+FORMATS = "tests/model/test_formats.py"
 OUTPUTS = f"{DECODER}::test_layers_give_the_outputs_of_their_own_code"
 OTHERS = f"{DECODER}::test_layers_of_another_form_are_left_alone"
 DIFFERENT = f"{DECODER}::test_layers_that_do_something_else_are_left_alone"
@@ -150,9 +151,23 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "int8 taken by its KL alone",
         "model/weights.py",
-        "self.kl <= MAX_KL and self.agreement >= LEAST_AGREEMENT",
-        "self.kl <= MAX_KL",
+        "found.kl <= MAX_KL and found.agreement >= LEAST_AGREEMENT",
+        "found.kl <= MAX_KL",
         f"{WEIGHTS}::test_int8_is_taken_within_both_bounds_only",
+    ),
+    one(
+        "formats of KV that change ten times too much",
+        "model/auto_formats.py",
+        "if found <= MAX_KL else (number",
+        "if found <= 10 * MAX_KL else (number",
+        f"{FORMATS}::test_the_layer_that_4_and_8_bits_harm_is_native_and_as_few_others_as_the_bound_needs",
+    ),
+    one(
+        "KV that is not finite taken for near",
+        "model/divergence.py",
+        "return kl if math.isfinite(kl) else math.inf",
+        "return kl if math.isfinite(kl) else 0.0",
+        f"{FORMATS}::test_kv_that_is_not_finite_is_promoted",
     ),
     one(
         "KV of int8 weights taken for the checkpoint's",

@@ -1,4 +1,5 @@
-"""The text on which a model is checked at load: prose, code, data and a conversation, as agents meet them."""
+"""What a model is checked on at load: a text of prose, code, data and a conversation, as agents meet them, and
+ids drawn at random where any ids do."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from pathlib import Path
 import torch
 
 from rekindle.text.controls import find_control_tokens
-from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
+from rekindle.text.tokenizer import FILE_NAME, TextTokenizer, TokenizerFile
 
+OWN_TEXT = "check_text.txt"
 CHECK_TEXT = '''\
 The lighthouse keeper wrote the weather into a ledger every evening: wind, cloud, the height of the sea, the hour at
 which the lamp was lit. In forty years she missed two entries, both in the winter when her brother was ill. When the
@@ -48,9 +50,31 @@ Assistant: Then install libpng16-16 and run the program again. Nothing has to be
 def text_ids(directory: Path) -> torch.Tensor:
     """The text as ids of a model directory's tokenizer, with the tokens that it puts first: some 600 to 700.
 
-    ModelRefused if its tokenizer.json is missing or cannot be used.
+    A model that knows little of that can bring a text of its own, `check_text.txt`. ModelRefused if its tokenizer.json
+    is missing or cannot be used.
     """
+    own = directory / OWN_TEXT
+    text = own.read_text("utf-8") if own.is_file() else CHECK_TEXT
     file = TokenizerFile.from_dir(directory)
     tokenizer = TextTokenizer(file, find_control_tokens(file.added, ()))
-    (encoded,) = tokenizer.encode([tokenizer.normalise(CHECK_TEXT, at_start=True)])
+    (encoded,) = tokenizer.encode([tokenizer.normalise(text, at_start=True)])
     return torch.tensor([*file.leading_ids(), *encoded.tolist()], dtype=torch.int64)
+
+
+def checked_ids(directory: Path, vocab_size: int, count: int) -> torch.Tensor:
+    """The first `count` ids of the text, or all if it has fewer; of as many ids drawn at random if the directory has no
+    tokenizer, or one with more tokens than the model."""
+    if (directory / FILE_NAME).is_file():
+        ids = text_ids(directory)
+        if int(ids.max()) < vocab_size:
+            return ids[:count]
+    return check_tokens(vocab_size, count)
+
+
+def check_tokens(vocab_size: int, count: int) -> torch.Tensor:
+    """A fixed pseudo-random token sequence [count], the same on every machine and in every release."""
+    state, ids = 0x9E3779B97F4A7C15, []
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        ids.append((state >> 33) % vocab_size)
+    return torch.tensor(ids, dtype=torch.int64)

@@ -27,7 +27,7 @@ from rekindle.kv.fused import FusedAttention, attention_over
 from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import STEP_KEYWORD, AttentionCall, StepCache, run_model
 from rekindle.model.batch import ForwardBatch
-from rekindle.model.formats import check_tokens
+from rekindle.model.check_text import check_tokens
 from rekindle.model.fused_modules import fuse_modules, is_changed, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.mixtures import fuse_experts, mixture_layer

@@ -28,10 +28,11 @@ class Layers:
     dim: int
     window: int | None = None
     k_format: Format = "q4h"
+    v_format: Format = "q4h"
 
     def layer(self, index: int) -> LayerSpec:
-        """Describe the one with this index in the model: V in 4 bits, K as `auto` keeps it."""
-        return LayerSpec(index, self.heads, self.dim, self.dim, self.window, self.k_format, "q4h")
+        """Describe the one with this index in the model, in the fewest bits that `auto` may take."""
+        return LayerSpec(index, self.heads, self.dim, self.dim, self.window, self.k_format, self.v_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,9 @@ FAMILIES = (
     Family(
         "Qwen 2 and 2.5, R1's distills of it, Seed-OSS, StarCoder 2",
         ("qwen2", "seed_oss", "starcoder2"),
-        "K has a bias and stays in 16 bits",
+        "K has a bias and begins with 8 bits",
         "attention",
-        example=Example("Qwen2.5 7B", (Layers(28, 4, 128, None, "bf16"),)),
+        example=Example("Qwen2.5 7B", (Layers(28, 4, 128, None, "q8h"),)),
     ),
     Family(
         "Phi 3 and 4",
@@ -135,12 +136,12 @@ FAMILIES = (
         "attention",
         example=Example("Granite 3.3 8B", (Layers(40, 8, 128),)),
     ),
-    Family("GLM-4", ("glm", "glm4"), "RoPE on a part of each head; K stays in 16 bits if it has a bias", "attention"),
+    Family("GLM-4", ("glm", "glm4"), "RoPE on a part of each head; K begins with 8 bits if it has a bias", "attention"),
     Family("Gemma 1", ("gemma",), "heads of 256", "attention"),
     Family(
         "GPT-2, GPT-NeoX, Pythia",
         ("gpt2", "gpt_neox"),
-        "a K head for each query; K has a bias and stays in 16 bits",
+        "a K head for each query; K has a bias and begins with 8 bits",
         "attention",
     ),
     Family(
@@ -153,16 +154,18 @@ FAMILIES = (
     Family(
         "Gemma 4",
         ("gemma4_text",),
-        "windows, larger heads where there is none, KV shared between layers",
+        "windows, larger heads where there is none, KV shared between layers; K and V begin with 8 bits",
         "windows",
-        example=Example("Gemma 4 31B", (Layers(10, 4, 512), Layers(50, 16, 256, 1024))),
+        example=Example(
+            "Gemma 4 31B", (Layers(10, 4, 512, None, "q8h", "q8h"), Layers(50, 16, 256, 1024, "q8h", "q8h"))
+        ),
     ),
     Family(
         "gpt-oss",
         ("gpt_oss",),
-        "windows and learned sinks, for which K stays in 16 bits; experts in MXFP4",
+        "windows and learned sinks; K and V begin with 8 bits; experts in MXFP4",
         "windows",
-        example=Example("gpt-oss-20b", (Layers(12, 8, 64, None, "bf16"), Layers(12, 8, 64, 128, "bf16"))),
+        example=Example("gpt-oss-20b", (Layers(12, 8, 64, None, "q8h", "q8h"), Layers(12, 8, 64, 128, "q8h", "q8h"))),
     ),
     Family("OLMo 3, EXAONE 4, Command R7B and A", ("olmo3", "exaone4", "cohere2"), "windows", "windows"),
     Family(
@@ -175,7 +178,7 @@ FAMILIES = (
     Family(
         "GLM-4.5 and 4.6, MiniMax M2",
         ("glm4_moe", "minimax_m2"),
-        "experts; RoPE on a part of each head; K stays in 16 bits if it has a bias",
+        "experts; RoPE on a part of each head; K begins with 8 bits if it has a bias",
         "experts",
     ),
     Family(

@@ -23,6 +23,7 @@ from rekindle.kernels import allocator, library
 from rekindle.kernels.linear import LinearKernel
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
+from rekindle.model.auto_formats import auto_formats
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.described import end_ids, generation_config
 from rekindle.model.device import check_device
@@ -244,14 +245,14 @@ def _with_formats(
     """Choose each layer's formats and give the model its final layout and fingerprint."""
     if settings.kv == "auto":
         map_path = format_map_dir / f"formats-{identity.hex()[:32]}.json" if format_map_dir else None
-        chosen = formats.auto_formats(
-            found, lambda: formats.measure_divergence(draft.model, found, draft.spec.max_context), map_path
-        )
+        found_formats = auto_formats(draft, found, map_path)
+        chosen, why = found_formats.layers, f"; {found_formats}"
     else:
-        chosen = formats.forced_formats(found, settings.kv)
+        chosen, why = formats.forced_formats(found, settings.kv), ""
     layout = formats.layout_of(found, chosen, draft.spec.layout.block_tokens)
     spec = replace(draft.spec, layout=layout, fingerprint=fingerprint(identity, layout))
-    return replace(draft, spec=spec, formats=chosen, notes=(*draft.notes, f"KV: {formats.summary(chosen)}"))
+    note = f"KV: {formats.summary(chosen)}; {layout.token_bytes:,.0f} bytes a token{why}"
+    return replace(draft, spec=spec, formats=chosen, notes=(*draft.notes, note))
 
 
 def read_config(directory: Path) -> Any:

@@ -18,7 +18,8 @@ import torch
 
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
-from rekindle.model.formats import check_tokens, in_4_bits, native_format
+from rekindle.model.check_text import check_tokens
+from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step

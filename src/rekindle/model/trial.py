@@ -27,12 +27,10 @@ from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import ATTENTION_NAME, AttentionCall
 from rekindle.model.batch import SequenceStep
-from rekindle.model.check_text import text_ids
-from rekindle.model.formats import check_tokens
+from rekindle.model.check_text import checked_ids
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.own_attention import OWN_NAME, OwnPass, distances, own_logits, register_own_attention
 from rekindle.model.runner import ModelRunner, PagedStep
-from rekindle.text.tokenizer import FILE_NAME
 
 TRIAL_LENGTHS = (11, 70, 37)
 TRIAL_WINDOW_LIMIT = 512  # windows up to here are crossed by the longest trial sequence
@@ -115,11 +113,8 @@ def _trial_sequences(loaded: LoadedModel) -> list[torch.Tensor]:
     longest = max([*TRIAL_LENGTHS, *(window + 9 for window in windows)])
     lengths = [min(length, spec.max_context) for length in (TRIAL_LENGTHS[0], longest, TRIAL_LENGTHS[2])]
     count = sum(lengths)
-    if (loaded.directory / FILE_NAME).is_file():
-        ids = text_ids(loaded.directory)
-        if int(ids.max()) < spec.vocab_size:
-            return list(ids.repeat(-(-count // len(ids)))[:count].split(lengths))
-    return list(check_tokens(spec.vocab_size, count).split(lengths))
+    ids = checked_ids(loaded.directory, spec.vocab_size, count)
+    return list(ids.repeat(-(-count // len(ids)))[:count].split(lengths))
 
 
 def _chunks(sequences: Sequence[torch.Tensor]) -> tuple[Chunk, Chunk]:

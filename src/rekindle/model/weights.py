@@ -24,8 +24,9 @@ from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
 from rekindle.model import bnb_linears, experts, packed
 from rekindle.model.adapter import run_model
 from rekindle.model.check_text import text_ids
+from rekindle.model.dense_attention import DenseStep
+from rekindle.model.divergence import Divergence, divergence
 from rekindle.model.fingerprint import write_json
-from rekindle.model.formats import DenseStep
 from rekindle.model.gguf_grids import FileGrid
 
 Weights = Literal["native", "int8", "int4", "bnb-4bit", "bnb-8bit"]
@@ -45,7 +46,6 @@ MOST_TOKENS = 512
 # Of the distributions of next tokens: mean KL in nats, and how often the largest logit is the same one.
 MAX_KL, LEAST_AGREEMENT = 0.002, 0.99
 DECISION_VERSION = 1
-SLICE_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,11 @@ class WeightsChoice:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """What int8 changes: mean KL(own weights ‖ int8) in nats, and the share of positions whose first choice stays."""
-
-    kl: float
-    agreement: float
-
-    def __str__(self) -> str:
-        return f"KL {self.kl:.2g}, {self.agreement:.1%} of first choices the same"
-
-    def verdict(self) -> WeightsChoice:
-        """Choose int8 where it stays within the bounds; numbers that are not finite do not."""
-        if self.kl <= MAX_KL and self.agreement >= LEAST_AGREEMENT:
-            return WeightsChoice("int8", f"passed the self-check: {self}")
-        return WeightsChoice("native", f"int8 changes too much: {self}")
+def verdict(found: Divergence) -> WeightsChoice:
+    """Choose int8 where it stays within the bounds; numbers that are not finite do not."""
+    if found.kl <= MAX_KL and found.agreement >= LEAST_AGREEMENT:
+        return WeightsChoice("int8", f"passed the self-check: {found}")
+    return WeightsChoice("native", f"int8 changes too much: {found}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +92,7 @@ class Linears:
             found = self._measured(self.kernels.library, check_ids(directory, max_context))
             if found is None:
                 return WeightsChoice("native", "no linear layer is in bf16")
-            known = found.verdict()
+            known = verdict(found)
             if saved is not None:
                 write_json(saved, {"version": DECISION_VERSION, **asdict(known)})
         return known
@@ -192,16 +182,6 @@ def _described_codes(held: Sequence[PackedWeights]) -> str:
         f"weights: {len(own)} of {len(held)} packed layers keep the file's own codes, in "
         f"{sum(each.num_bytes for each in own):,} bytes{others if len(own) < len(held) else ''}"
     )
-
-
-def divergence(own: torch.Tensor, other: torch.Tensor) -> Divergence:
-    """Compare logits [rows, vocab], some rows at a time: in fp32 all of them may take more than the model."""
-    kl, same = 0.0, 0
-    for p, q in zip(own.split(SLICE_ROWS), other.split(SLICE_ROWS), strict=True):
-        p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
-        kl += float(torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum())
-        same += int((p.argmax(-1) == q.argmax(-1)).sum())
-    return Divergence(kl / len(own), same / len(own))
 
 
 def _read(saved: Path | None) -> WeightsChoice | None:
