@@ -91,5 +91,5 @@ def test_every_letter_of_the_table_looks_like_one_of_another_script() -> None:
 
 @pytest.mark.parametrize("name", ["Bo\uff1a", "Bo\ufe55 yes", "Bo\uff0c Cy", "\uff08Bo\uff09"])
 def test_no_new_name_has_a_sign_that_looks_like_one_around_names(name: str) -> None:
-    with pytest.raises(BadRequest, match="looks like '[:,(]'"):
+    with pytest.raises(BadRequest, match=r"looks like '[:,(]'"):
         check_look(name, (), param="name")
