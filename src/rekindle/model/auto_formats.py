@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -65,9 +66,14 @@ class AutoFormats:
     num_tokens: int
 
     def __str__(self) -> str:
+        """What it comes to, for the banner, next to the formats and bytes of the layout."""
+        reasons = Counter(each.reason for each in self.layers if each.reason)
+        more = [
+            f"more than 4 bits on {count} of {len(self.layers)} layers: {reason}" for reason, count in reasons.items()
+        ]
         if not self.num_tokens:
-            return "no layer can be in 4 or 8 bits"
-        return f"KL {self.kl:.2g} to native KV on {self.num_tokens} tokens, at most {MAX_KL:g}"
+            return "; ".join(more)
+        return "; ".join([f"KL {self.kl:.2g} to native KV on {self.num_tokens} tokens, at most {MAX_KL:g}", *more])
 
 
 class _Promotion(NamedTuple):

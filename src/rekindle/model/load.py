@@ -246,13 +246,12 @@ def _with_formats(
     if settings.kv == "auto":
         map_path = format_map_dir / f"formats-{identity.hex()[:32]}.json" if format_map_dir else None
         found_formats = auto_formats(draft, found, map_path)
-        chosen, why = found_formats.layers, f"; {found_formats}"
+        chosen, notes = found_formats.layers, (*draft.notes, f"KV: {found_formats}")
     else:
-        chosen, why = formats.forced_formats(found, settings.kv), ""
+        chosen, notes = formats.forced_formats(found, settings.kv), draft.notes
     layout = formats.layout_of(found, chosen, draft.spec.layout.block_tokens)
     spec = replace(draft.spec, layout=layout, fingerprint=fingerprint(identity, layout))
-    note = f"KV: {formats.summary(chosen)}; {layout.token_bytes:,.0f} bytes a token{why}"
-    return replace(draft, spec=spec, formats=chosen, notes=(*draft.notes, note))
+    return replace(draft, spec=spec, formats=chosen, notes=notes)
 
 
 def read_config(directory: Path) -> Any:
