@@ -31,7 +31,7 @@ def start(tiny_llama: Path, tmp_path: Path) -> Iterator[Start]:
     def make(model: Path | None = None, **settings: Any) -> Engine:
         for engine in engines:
             engine.close()
-        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store")}
+        given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), "kv": "q4h"}
         # Tests count what is computed: idle work is asked for by those that are about it.
         given = {**given, "anticipate": "off", **settings}
         engines.append(Engine.from_pretrained(str(model or tiny_llama), **given))
