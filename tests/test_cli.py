@@ -156,7 +156,9 @@ def test_a_taken_port_is_noticed_before_the_model_is_looked_for() -> None:
         port = str(taken.getsockname()[1])
         result = run("serve", "--port", port, "--model", "/no/such/model")
     assert result.exit_code == 2
-    assert result.output.startswith(f"rekindle: cannot listen on 127.0.0.1:{port}: another program has this port")
+    first, error = result.output.splitlines()
+    assert first == "loading /no/such/model"
+    assert error.startswith(f"rekindle: cannot listen on 127.0.0.1:{port}: another program has this port")
 
 
 def test_variables_of_the_caller_stay_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
