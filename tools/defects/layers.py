@@ -179,7 +179,7 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "a tied embedding rounded with its head",
         "model/packed.py",
-        'replaced = users if weight_format == "bf16" else linears',
+        "replaced = users if weights.format in GATHERED else linears",
         "replaced = users",
         f"{WEIGHTS}::test_a_tied_embedding_keeps_its_values",
     ),

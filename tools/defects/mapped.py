@@ -78,8 +78,8 @@ MAPPED: tuple[Mutant, ...] = (
     one(
         "notes on packing forgotten by the next start",
         "model/saved_weights.py",
-        "(*contents.notes, *linears.described(chosen), note)",
-        "(*linears.described(chosen), note)",
+        "(*contents.notes, *described, note)",
+        "(*described, note)",
         f"{SAVED}::test_notes_on_packing_are_repeated",
     ),
     one(

@@ -11,15 +11,15 @@ QUANTISED: tuple[Mutant, ...] = (
     one(
         "what is widened left wide",
         "model/load.py",
-        'if widened and fits and settings.weights == "native"',
-        'if fits and widened and settings.weights == "auto"',
+        'return widened and can and settings.weights == "native"',
+        'return can and widened and settings.weights == "auto"',
         PACKED,
     ),
     one(
         "what is widened in int8 whatever is set",
         "model/load.py",
-        'if widened and fits and settings.weights == "native"',
-        "if widened and fits",
+        'return widened and can and settings.weights == "native"',
+        "return widened and can",
         f"{LOADER}::test_weights_that_are_asked_for_are_what_it_is_packed_in",
     ),
     one(

@@ -54,6 +54,8 @@ def trial_forward(loaded: LoadedModel, dtype: torch.dtype) -> None:
     register_own_attention()
     sequences = _trial_sequences(loaded)
     least = LEAST.get(dtype, LEAST_ROUNDED)
+    if loaded.spec.layout.states:  # recurrent layers compute in fp32 in any dtype, and here in other pieces
+        least = max(least, LEAST[torch.float32])
     passes = [OwnPass() for _ in sequences]
     exact = _own_logits(loaded.model, OWN_NAME, sequences, passes)
     if not all(torch.isfinite(rows).all() for rows in exact):
