@@ -16,6 +16,7 @@ from rekindle.model.adapter import AttentionCall, register_attention
 from rekindle.model.auto_formats import MAX_KL, AutoFormats, auto_formats
 from rekindle.model.check_text import check_tokens
 from rekindle.model.dense_attention import attention_rows
+from rekindle.model.divergence import Reference, divergence
 from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Loader, in_memory
 from tests.tiny_models import tiny_model
@@ -100,11 +101,22 @@ def test_what_the_model_rounds_is_not_held_against_its_formats(load: Loader) -> 
     assert rounded.kl <= MAX_KL
 
 
-def test_kv_that_is_not_finite_is_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_4_bits_cannot_hold_are_promoted() -> None:
     loaded = calm("llama")
     loaded.model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda module, args, output: output * 1e30)
     found = found_for(loaded)
     assert found.layers[1].v == "fp32" and found.kl <= MAX_KL
+
+
+def test_a_reference_knows_the_likeliest_tokens_and_all_others_as_one() -> None:
+    own, other = torch.randn(2, 3, 6000, generator=torch.Generator().manual_seed(1)) * 3
+    whole = divergence(own, other).kl * len(own)
+    assert 0.9 * whole < Reference(own).sum_of_kl(other) <= whole
+    assert Reference(own[:, :500]).sum_of_kl(other[:, :500]) == pytest.approx(
+        divergence(own[:, :500], other[:, :500]).kl * len(own), rel=1e-4
+    )
+    assert Reference(own).sum_of_kl(own) == 0
+    assert Reference(own).sum_of_kl(torch.full_like(other, torch.nan)) == torch.inf
 
 
 def test_a_decision_is_read_not_made_again(tmp_path: Path) -> None:

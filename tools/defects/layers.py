@@ -167,7 +167,7 @@ LAYERS: tuple[Mutant, ...] = (
         "model/divergence.py",
         "return kl if math.isfinite(kl) else math.inf",
         "return kl if math.isfinite(kl) else 0.0",
-        f"{FORMATS}::test_kv_that_is_not_finite_is_promoted",
+        f"{FORMATS}::test_a_reference_knows_the_likeliest_tokens_and_all_others_as_one",
     ),
     one(
         "KV of int8 weights taken for the checkpoint's",
