@@ -29,8 +29,9 @@ TURN = Turn(7, "Ada")
 
 def test_a_turn_that_is_refused_has_the_status_of_a_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flags = {"store": tmp_path, "threads": 1, "hot_bytes": "64MiB", "max_context": 256}
-    long = "A brass lamp stands on the third shelf of the pantry. " * 40
-    body = {"agents": [{"name": "Ada", "persona": long}, {"name": "Bo"}], "sampling": {"max_tokens": 4}}
+    said = "A brass lamp stands on the third shelf of the pantry. "
+    long, nearly = said * 40, said * 11  # the second fits, but not with what is put around it
+    body = {"agents": [{"name": "Ada", "persona": nearly}, {"name": "Bo"}], "sampling": {"max_tokens": 4}}
     caplog.set_level(logging.INFO, logger="rekindle.server")
     with Engine(Settings.load(flags)) as engine, serving(engine, ServerSettings()) as served:
         refused = served.chat(long)
