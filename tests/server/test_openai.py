@@ -157,7 +157,6 @@ def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> N
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": 7}}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
-        ({"tools": [{"type": "custom"}]}, "tools.0.type"),
         ({"tools": [{"function": {}}]}, "tools.0.function.name"),
         ({"tools": [{"function": {"name": 3}}]}, "tools.0.function.name"),
         ({"tools": "look"}, "tools"),
