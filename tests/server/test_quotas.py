@@ -29,6 +29,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         engine.check()
 
 
+LONG = "The copper key is in the warehouse. " * 389  # 14,004 bytes, which fit the context
+
+
 def create(served: Served, key: str, persona: str) -> Any:
     body = {"agents": [{"name": "Ada", "persona": persona}, {"name": "Bo", "agent": f"bo-{key}"}]}
     return served.send("POST", SESSIONS, body, key=key)
@@ -42,17 +45,17 @@ def refused(answer: Any) -> str:
 
 def test_sessions_of_a_namespace_have_so_many_bytes_and_others_have_theirs(served: Served) -> None:
     made = []
-    while (answer := create(served, "key-a", "x" * 14_000)).status == 200:
+    while (answer := create(served, "key-a", LONG)).status == 200:
         made.append(Session(served, answer.json["id"], "key-a"))
     assert len(made) in (3, 4)
     message = refused(answer)
     assert f"namespace 'a' has {len(made)} sessions of" in message and "it may have 60.0 kB: delete some" in message
     assert "'b'" not in message
-    other = create(served, "key-b", "x" * 14_000)
+    other = create(served, "key-b", LONG)
     assert other.status == 200, "another tenant has its own room"
 
     first = made[0]
-    assert first.send("POST", "/messages", {"text": "y" * 14_000}).status == 400
+    assert first.send("POST", "/messages", {"text": LONG}).status == 400
     assert first.send("POST", "/messages", {"text": "A word more."}).status == 200
     while (answer := first.send("POST", "/messages", {"text": "z" * 700})).status == 200:
         pass
