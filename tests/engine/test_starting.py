@@ -22,7 +22,8 @@ QUESTION = [{"role": "user", "content": "What did she say about the number?"}]
 
 
 def flags(model: Path, store: Path, **more: object) -> dict[str, object]:
-    return {"model": str(model), "store": str(store), "threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, **more}
+    given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "kv": "q4h"}  # as `start` has them
+    return {"model": str(model), "store": str(store), **given, **more}
 
 
 def engine_threads() -> set[threading.Thread]:
