@@ -151,6 +151,14 @@ class StepCache(Cache):
         raise ModelRefused("the model chooses what it attends to by an index, which is not stored yet")
 
 
+def passed_step(keywords: dict[str, Any]) -> Any:
+    """Take what carries this forward out of the keywords of an attention call; ModelRefused if it is not there."""
+    found = keywords.pop(STEP_KEYWORD, None)
+    if found is None:
+        raise ModelRefused("the model does not pass keywords on to its attention, so no step can reach it")
+    return found
+
+
 def rekindle_attention(
     module: Any,
     query: torch.Tensor,
@@ -160,9 +168,7 @@ def rekindle_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend through the step in `kwargs`: query [1, heads, rows, dim] -> [1, rows, heads, v_dim]."""
-    cache = kwargs.pop(STEP_KEYWORD, None)
-    if cache is None:
-        raise ModelRefused("the model does not pass keywords on to its attention, so no step can reach it")
+    cache = passed_step(kwargs)
     if attention_mask is not None:
         raise ModelRefused("the model adds its own mask or bias to attention scores")
     call = read_call(module, query, kwargs, cache.kv_layer(key, value))

@@ -26,13 +26,18 @@ class Divergence:
 
 
 def divergence(own: torch.Tensor, other: torch.Tensor) -> Divergence:
-    """Compare logits [rows, vocab], some rows at a time: in fp32 all of them may take more than the model."""
+    """Compare logits [rows, vocab], some rows at a time: in fp64 all of them may take more than the model."""
     kl, same = 0.0, 0
     for p, q in zip(own.split(SLICE_ROWS), other.split(SLICE_ROWS), strict=True):
-        p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
-        kl += float(torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum())
+        kl += float(row_divergences(q, p).sum())
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
     return Divergence(kl / len(own), same / len(own))
+
+
+def row_divergences(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Per row [rows, vocab] of logits, KL(theirs ‖ ours) of the next token in nats."""
+    p, q = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
+    return torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum(-1)
 
 
 class Reference:

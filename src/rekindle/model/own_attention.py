@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from rekindle.errors import ModelRefused
-from rekindle.model.adapter import STEP_KEYWORD
+from rekindle.model.adapter import STEP_KEYWORD, passed_step
 
 OWN_NAME = "rekindle-own"
 LAST_ROWS = 64
@@ -64,9 +64,7 @@ def own_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as the model's own code does, for the `OwnPass` in `kwargs`."""
-    recorded = kwargs.pop(STEP_KEYWORD, None)
-    if recorded is None:
-        raise ModelRefused("the model does not pass keywords on to its attention, so no step can reach it")
+    recorded: OwnPass = passed_step(kwargs)
     return recorded.attend(module, (query, key, value), attention_mask, kwargs), None
 
 

@@ -19,6 +19,7 @@ import torch
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
 from rekindle.model.check_text import check_tokens
+from rekindle.model.divergence import divergence
 from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
@@ -102,7 +103,7 @@ def divergences(loaded: LoadedModel) -> tuple[float, float]:
     whole = _logits(loaded, ids, [(0, count)])
     pieced = _logits(loaded, ids, _bounds(count))
     other = _logits(_in_other_format(loaded), ids, [(0, count)])
-    return _mean_kl(whole, pieced), _mean_kl(other, whole)
+    return divergence(whole, pieced).kl, divergence(other, whole).kl
 
 
 def _in_other_format(loaded: LoadedModel) -> LoadedModel:
@@ -126,11 +127,6 @@ def _logits(loaded: LoadedModel, ids: torch.Tensor, bounds: Sequence[tuple[int, 
     (table,), num_blocks = interleaved_tables(layout.block_tokens, [len(ids)])
     runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
     return torch.cat([runner.forward([sequence_step(ids[a:b], a, table, "all")]) for a, b in bounds])
-
-
-def _mean_kl(reference: torch.Tensor, other: torch.Tensor) -> float:
-    p, q = torch.log_softmax(reference, -1), torch.log_softmax(other, -1)
-    return float((p.exp() * (p - q)).sum(-1).mean().clamp_min(0))
 
 
 def _differing_bytes(arena: KVArena, first: Sequence[int], second: Sequence[int], count: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import ATTENTION_NAME, AttentionCall
 from rekindle.model.batch import SequenceStep
 from rekindle.model.check_text import checked_ids
+from rekindle.model.divergence import row_divergences
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.own_attention import OWN_NAME, OwnPass, distances, own_logits, register_own_attention
 from rekindle.model.runner import ModelRunner, PagedStep
@@ -97,12 +98,6 @@ def row_errors(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     reference = theirs.double()
     spread = (reference - reference.mean(-1, keepdim=True)).square().mean(-1)
     return ((ours.double() - reference).square().mean(-1) / spread.clamp_min(1e-30)).sqrt()
-
-
-def row_divergences(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Per row [rows, vocab] of logits, KL(theirs ‖ ours) of the next token in nats."""
-    p, q = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
-    return torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum(-1)
 
 
 def _trial_sequences(loaded: LoadedModel) -> list[torch.Tensor]:
