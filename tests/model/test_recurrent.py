@@ -16,7 +16,7 @@ from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import SequenceSpan
 from rekindle.kv.states import StatePlan
 from rekindle.model.adapter import StepCache
-from rekindle.model.formats import DenseStep
+from rekindle.model.dense_attention import DenseStep
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import sequence_step
