@@ -358,6 +358,10 @@ INLINE Vec sigmoid(Vec x) {
 }
 
 #if defined(__AMX_TILE__)
+// Tiles are loaded and stored by assembly of which gcc 12 does not know that it reads and writes memory: what is stored
+// before a fence is there for it, and what is loaded after one comes from there.
+INLINE void fence() { asm volatile("" ::: "memory"); }
+
 // Shapes the tile registers by 64 bytes. gcc 12 takes the instruction to read the first 8 of them, and may leave out
 // what is written to the others.
 INLINE void load_tile_config(const void* config) {

@@ -187,9 +187,6 @@ struct Product {
   int64_t out_row;
 };
 
-// Tiles are loaded and stored by assembly of which the compiler does not know that it reads and writes memory.
-INLINE void fence() { asm volatile("" ::: "memory"); }
-
 // 16 rows times COUNT columns of tiles, 2 or 4; `before` is called before each step.
 template <int COUNT, typename Before>
 INLINE void multiply_one(const Product& p, int column, Before before) {
@@ -200,7 +197,7 @@ INLINE void multiply_one(const Product& p, int column, Before before) {
   if constexpr (COUNT == 4) _tile_zero(3);
   for (int step = 0; step < p.steps; step++, b += p.step) {
     before(step);
-    fence();
+    simd::fence();
     _tile_loadd(4, p.rows + step * SIDE, p.row * 4);
     _tile_loadd(6, b, ROW_BYTES);
     _tile_dpbf16ps(0, 4, 6);
@@ -218,7 +215,7 @@ INLINE void multiply_one(const Product& p, int column, Before before) {
   _tile_stored(1, out + SIDE, p.out_row * 4);
   if constexpr (COUNT == 4) _tile_stored(2, out + 2 * SIDE, p.out_row * 4);
   if constexpr (COUNT == 4) _tile_stored(3, out + 3 * SIDE, p.out_row * 4);
-  fence();
+  simd::fence();
 }
 
 template <int COUNT>
@@ -233,7 +230,7 @@ INLINE void multiply_two(const Product& p, int column) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  fence();
+  simd::fence();
   for (int step = 0; step < p.steps; step++, b += p.step) {
     _tile_loadd(6, b, ROW_BYTES);
     _tile_loadd(4, p.rows + step * SIDE, p.row * 4);
@@ -249,7 +246,7 @@ INLINE void multiply_two(const Product& p, int column) {
   _tile_stored(1, out + SIDE, p.out_row * 4);
   _tile_stored(2, out + SIDE * p.out_row, p.out_row * 4);
   _tile_stored(3, out + SIDE * p.out_row + SIDE, p.out_row * 4);
-  fence();
+  simd::fence();
 }
 
 // Caps and masks the scores of `columns` columns of tiles, while they are in the L1 cache.

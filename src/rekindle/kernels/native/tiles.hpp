@@ -105,6 +105,7 @@ struct Strips<Int4, STRIPS> {
     fetch(later + strip * panel::STRIP * int4::HALF_WORDS, STRIPS * panel::STRIP * int4::HALF_WORDS);
     if (strip == 0) fetch(later + Int4::CODE_WORDS, panel::LINE);
     int4::unpack<STRIPS>(block, strip, values);
+    simd::fence();
     return values;
   }
 };
@@ -188,9 +189,14 @@ template <class Format>
 INLINE void multiply(Registers& registers, const uint32_t* a, int64_t rows, int64_t blocks, const uint32_t* b,
                      bool /* near */, Sums& sums) {
   registers.shape(rows);
-  if (rows <= ROWS) return multiply_one<Format>(a, blocks, b, sums);
-  multiply_two<Format>(a, blocks, b, 0, sums);
-  multiply_two<Format>(a, blocks, b, 2, sums);
+  simd::fence();
+  if (rows <= ROWS) {
+    multiply_one<Format>(a, blocks, b, sums);
+  } else {
+    multiply_two<Format>(a, blocks, b, 0, sums);
+    multiply_two<Format>(a, blocks, b, 2, sums);
+  }
+  simd::fence();
 }
 
 #undef TILE_PRODUCT
