@@ -152,6 +152,7 @@ def test_a_system_that_withholds_registers_leaves_the_next_level(tmp_path: Path)
     )
     build.build(tmp_path, native)
     found = load("auto", directory=tmp_path)
-    assert found.level == "avx2"
-    if runnable()[0] != "avx2":
+    withheld = {"amx", "avx512"}
+    assert found.level == next(level for level in runnable() if level not in withheld)
+    if runnable()[0] in withheld:
         assert "does not let this process use the registers" in found.why_not

@@ -22,7 +22,7 @@ pytestmark = needs_compiler
 SHAPES = [(96, 64), (64, 32), (1, 1), (65, 33), (200, 97), (130, 1000), (7, 4864)]  # columns, depth
 MOST_ROWS = 512
 FP32_ULP = 2.0**-24
-PRODUCTS = {"amx": "tdpbf16ps", "avx512": "vdpbf16ps", "avx2": "vfmadd"}
+PRODUCTS = {"amx": "tdpbf16ps", "avx512": "vdpbf16ps", "avxvnni": ("vfmadd", "{vex} vpdpbusd"), "avx2": "vfmadd"}
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:

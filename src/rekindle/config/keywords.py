@@ -20,7 +20,7 @@ class SettingsWithoutModel(TypedDict, total=False):
         "auto", "q4h", "q8h", "bf16", "fp32", "q4h/q8h", "q8h/q4h", "bf16/q4h", "bf16/q8h", "q4h/bf16", "q8h/bf16"
     ]
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
-    kernels: Literal["auto", "amx", "avx512", "avx2", "torch"]
+    kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"]
     map_weights: Literal["auto", "on", "off"]
     sampling: Literal["model", "openai"]
     threads: int | None

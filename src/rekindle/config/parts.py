@@ -56,7 +56,7 @@ class ModelSettings:
         "bits. `bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes quantise a bf16 checkpoint, on the CPU or CUDA; the "
         "head keeps 16 bits, and experts of mixtures are in `int4` or `int8` where the kernels for the CPU compute.",
     )
-    kernels: Literal["auto", "amx", "avx512", "avx2", "torch"] = setting(
+    kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"] = setting(
         "auto",
         "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-Level = Literal["amx", "avx512", "avx2"]
+Level = Literal["amx", "avx512", "avxvnni", "avx2"]
 PLATFORM = "linux-x86_64"  # as sysconfig writes it
 HERE = Path(__file__).parent
 _AVX2 = ("avx2", "fma", "f16c")
@@ -15,6 +15,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512
 LEVELS: Mapping[Level, tuple[str, ...]] = {
     "amx": (*_AVX2, *_AVX512, "amx_tile", "amx_bf16", "amx_int8"),
     "avx512": (*_AVX2, *_AVX512),
+    "avxvnni": (*_AVX2, "avx_vnni"),
     "avx2": _AVX2,
 }
 

@@ -27,9 +27,9 @@ constexpr int STRIP_VECS = panel::STRIP / LANES;
 template <class Format>
 struct Arithmetic;
 
-#if defined(__AVX512BF16__)
-
-constexpr int strips_at_once(int) { return panel::STRIPS; }
+INLINE const uint32_t* strip_part(const uint32_t* weights, int vec) {
+  return weights + vec / STRIP_VECS * panel::STRIP_WORDS + vec % STRIP_VECS * LANES;
+}
 
 // Words of a row are multiplied as they are.
 struct Words {
@@ -39,13 +39,37 @@ struct Words {
   template <int ROWS, int VECS, class Sum>
   INLINE void add(Sum (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint32_t* weights) {
     Bits b[VECS];
-    UNROLL for (int n = 0; n < VECS; n++) b[n] = simd::load_bits(weights + n * panel::STRIP_WORDS);
+    UNROLL for (int n = 0; n < VECS; n++) b[n] = simd::load_bits(strip_part(weights, n));
     UNROLL for (int r = 0; r < ROWS; r++) {
       const Bits a = simd::broadcast_bits(rows[r][at]);
       UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::dot(acc[r][n], a, b[n]);
     }
   }
 };
+
+// Where the bytes of rows have no sign in `simd::dot`, 128 is added to them, and what that adds to a sum is subtracted
+// at its start.
+template <>
+struct Arithmetic<Int8> : Words {
+  using Sum = Bits;
+
+  static Sum start(const uint32_t* column_sums) {
+    if constexpr (!simd::UNSIGNED_DOTS) return simd::zero_bits();
+    return simd::minus(simd::zero_bits(), simd::shift_left(simd::load_bits(column_sums), 7));
+  }
+  static Sum sum(const float* at) { return simd::load_bits(at); }
+  static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
+    q4h::widen(input, depth, scratch);
+    const float scale = int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
+    const int64_t words = panel::blocks_of<Int8>(depth) * panel::WORDS;
+    for (int64_t i = 0; simd::UNSIGNED_DOTS && i < words; i++) out[i] ^= 0x80808080u;
+    return scale;
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+constexpr int strips_at_once(int) { return panel::STRIPS; }
 
 template <>
 struct Arithmetic<Bf16> : Words {
@@ -61,32 +85,9 @@ struct Arithmetic<Bf16> : Words {
   }
 };
 
-// One side of a product of bytes has no sign here: 128 is added to the rows, and what that adds to a sum is subtracted
-// at its start.
-template <>
-struct Arithmetic<Int8> : Words {
-  using Sum = Bits;
-
-  static Sum start(const uint32_t* column_sums) {
-    return simd::minus(simd::zero_bits(), simd::shift_left(simd::load_bits(column_sums), 7));
-  }
-  static Sum sum(const float* at) { return simd::load_bits(at); }
-  static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
-    q4h::widen(input, depth, scratch);
-    const float scale = int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
-    const int64_t words = panel::blocks_of<Int8>(depth) * panel::WORDS;
-    for (int64_t i = 0; i < words; i++) out[i] ^= 0x80808080u;
-    return scale;
-  }
-};
-
 #else
 
 constexpr int strips_at_once(int rows) { return rows <= 2 ? 2 : 1; }
-
-INLINE const uint32_t* strip_part(const uint32_t* weights, int vec) {
-  return weights + vec / STRIP_VECS * panel::STRIP_WORDS + vec % STRIP_VECS * LANES;
-}
 
 // Rows are widened once: in the loop it would cost as much as the products.
 template <>
@@ -115,29 +116,6 @@ struct Arithmetic<Bf16> {
         const Vec a = simd::broadcast(rows[r][at + half]);
         UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::fmadd(a, w[n], acc[r][n]);
       }
-    }
-  }
-};
-
-template <>
-struct Arithmetic<Int8> {
-  using Staged = uint32_t;
-  using Sum = Bits;
-  static constexpr int STAGED = 1;
-
-  static Sum start(const uint32_t*) { return simd::zero_bits(); }
-  static Sum sum(const float* at) { return simd::load_bits(at); }
-  static float stage(const uint16_t* input, int64_t depth, float* scratch, Staged* out) {
-    q4h::widen(input, depth, scratch);
-    return int8::quantise(scratch, depth, (int8_t*)out, int8::BLOCK);
-  }
-  template <int ROWS, int VECS>
-  INLINE void add(Sum (&acc)[ROWS][VECS], const Staged* const (&rows)[ROWS], int64_t at, const uint32_t* b) {
-    Bits w[VECS];
-    UNROLL for (int n = 0; n < VECS; n++) w[n] = simd::load_bits(strip_part(b, n));
-    UNROLL for (int r = 0; r < ROWS; r++) {
-      const Bits a = simd::broadcast_bits(rows[r][at]);
-      UNROLL for (int n = 0; n < VECS; n++) acc[r][n] = simd::dot(acc[r][n], a, w[n]);
     }
   }
 };

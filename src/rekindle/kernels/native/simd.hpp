@@ -117,6 +117,7 @@ INLINE Bits to_exponent(Vec n) { return _mm512_slli_epi32(_mm512_cvtps_epi32(n),
 INLINE Vec to_floats(Bits integers) { return _mm512_cvtepi32_ps(integers); }
 
 // acc + the sum of a's bytes (0 to 255) times b's (-128 to 127), four of them in a word.
+constexpr bool UNSIGNED_DOTS = true;  // of the bytes of `a`
 INLINE Bits dot(Bits acc, Bits a, Bits b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
@@ -153,7 +154,7 @@ INLINE Bits levels(Bits words) {
   return _mm512_permutexvar_epi16(words, _mm512_load_si512(TABLE));
 }
 
-#else  // AVX2 with FMA and F16C
+#else  // AVX2 with FMA and F16C, and with or without AVX-VNNI
 
 constexpr int LANES = 8;
 constexpr int REGISTERS = 16;
@@ -199,6 +200,7 @@ INLINE Bits zero_bits() { return _mm256_setzero_si256(); }
 INLINE Bits both(Bits a, Bits b) { return _mm256_and_si256(a, b); }
 INLINE Bits either(Bits a, Bits b) { return _mm256_or_si256(a, b); }
 INLINE Bits plus(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
+INLINE Bits minus(Bits a, Bits b) { return _mm256_sub_epi32(a, b); }
 INLINE Bits minus_bytes(Bits a, Bits b) { return _mm256_sub_epi8(a, b); }
 INLINE Bits times_halves(Bits a, Bits b) { return _mm256_mullo_epi16(a, b); }
 INLINE Bits load_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
@@ -249,14 +251,26 @@ INLINE void load_transposed(const uint8_t* p, int64_t stride, Bits (&out)[8]) {
 INLINE Bits to_exponent(Vec n) { return _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23); }
 INLINE Vec to_floats(Bits integers) { return _mm256_cvtepi32_ps(integers); }
 
-// acc + the sum of a's bytes times b's, four of them in a word; all from -127 to 127, so two products fit 16 bits.
+// `dot`: acc + the sum of a's bytes times b's, four of them in a word. `dot_halves`: acc + a's first * b's first + a's
+// second * b's second, by pairs of whole numbers of 16 bits.
+#if defined(__AVXVNNI__)
+constexpr bool UNSIGNED_DOTS = true;
+INLINE Bits dot(Bits acc, Bits a, Bits b) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+  return acc;
+}
+INLINE Bits dot_halves(Bits acc, Bits a, Bits b) {
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+  return acc;
+}
+#else
+constexpr bool UNSIGNED_DOTS = false;  // all bytes are from -127 to 127, so two products fit 16 bits
 INLINE Bits dot(Bits acc, Bits a, Bits b) {
   const Bits pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-
-// acc + a's first * b's first + a's second * b's second, by pairs of whole numbers of 16 bits.
 INLINE Bits dot_halves(Bits acc, Bits a, Bits b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+#endif
 
 INLINE Vec load_halves(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
