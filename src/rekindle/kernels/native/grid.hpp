@@ -7,8 +7,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include "panel.hpp"
 #include "q4h.hpp"
@@ -28,16 +30,17 @@ constexpr float LARGEST = 127.f * 256.f;        // of a group: its numbers are t
 constexpr int STAGED_WORDS = 16;                // of a group of a row: two for each word of codes
 constexpr int STAGED_GROUP = STAGED_WORDS + 2;  // ... and the sum of its numbers and their scale
 constexpr int STAGED_BLOCK = GROUPS * STAGED_GROUP;
-constexpr int MOST_ROWS = 6;           // that registers can hold
 constexpr int64_t BLOCKS_AT_ONCE = 4;  // which stay in the L1 cache
 constexpr int64_t AHEAD = 4;           // blocks: what is fetched while one is multiplied
 constexpr int ZERO8 = 128;             // the code of 0 in 8 bits
 constexpr int STRIP_VECS = panel::STRIP / LANES;
 
 // How a level sums products of codes and numbers: the sum of LANES columns, and what it reads of a group of a row.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
 
-constexpr int strips_at_once(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr bool WIDE = simd::REGISTERS == 32;
+constexpr int MOST_ROWS = WIDE ? 6 : 2;  // that registers can hold
+constexpr int strips_at_once(int rows) { return WIDE ? (rows <= 3 ? 4 : 2) : (rows <= 1 ? 2 : 1); }
 
 // Numbers are pairs of digits, 256 * high + low: words of four high ones, then words of four low ones.
 INLINE void stage_group(const int32_t* numbers, uint32_t* out) {
@@ -66,6 +69,7 @@ INLINE void add(Sum& sum, const Codes& codes, const uint32_t* numbers, int word)
 
 #else
 
+constexpr int MOST_ROWS = 3;
 constexpr int strips_at_once(int rows) { return rows <= 2 ? 2 : 1; }
 
 // Two words for each word of codes: the numbers of its even bytes, and those of its odd ones.
@@ -153,22 +157,24 @@ INLINE void add_group(const uint32_t* const (&rows)[ROWS], const uint32_t* block
   }
   const uint16_t* steps = steps_of(block, Format::CODE_WORDS, group) + first;
   const uint16_t* offsets = steps_of(block, Format::CODE_WORDS, GROUPS + group) + first;  // of Grid4
+  int32_t zero[ROWS];
+  float scale[ROWS], sum_of_row[ROWS];
   UNROLL for (int r = 0; r < ROWS; r++) {
     int32_t sum;
-    float scale;
     memcpy(&sum, rows[r] + group * STAGED_GROUP + STAGED_WORDS, sizeof sum);
-    memcpy(&scale, rows[r] + group * STAGED_GROUP + STAGED_WORDS + 1, sizeof scale);
-    const Vec of_row = simd::broadcast(scale), sum_of_row = simd::broadcast((float)sum * scale);
-    const Bits zero = simd::broadcast_bits((uint32_t)(-ZERO8 * sum));
-    UNROLL for (int n = 0; n < VECS; n++) {
+    memcpy(scale + r, rows[r] + group * STAGED_GROUP + STAGED_WORDS + 1, sizeof *scale);
+    zero[r] = -ZERO8 * sum, sum_of_row[r] = (float)sum * scale[r];
+  }
+  UNROLL for (int n = 0; n < VECS; n++) {
+    const Vec step = simd::load_halves(steps + n * LANES);
+    const Vec offset = std::is_same_v<Format, Grid4> ? simd::load_halves(offsets + n * LANES) : step;
+    UNROLL for (int r = 0; r < ROWS; r++) {
       float* at = sums[r] + first + n * LANES;
       Bits value = whole(acc[r][n]);
-      if constexpr (!std::is_same_v<Format, Grid4>) value = simd::plus(value, zero);
-      const Vec step = simd::mul(simd::load_halves(steps + n * LANES), of_row);
-      Vec total = simd::fmadd(simd::to_floats(value), step, simd::load(at));
-      if constexpr (std::is_same_v<Format, Grid4>) {
-        total = simd::fmadd(sum_of_row, simd::load_halves(offsets + n * LANES), total);
-      }
+      if constexpr (!std::is_same_v<Format, Grid4>) value = simd::plus(value, simd::broadcast_bits((uint32_t)zero[r]));
+      const Vec of_row = simd::mul(step, simd::broadcast(scale[r]));
+      Vec total = simd::fmadd(simd::to_floats(value), of_row, simd::load(at));
+      if constexpr (std::is_same_v<Format, Grid4>) total = simd::fmadd(simd::broadcast(sum_of_row[r]), offset, total);
       simd::store(at, total);
     }
   }
@@ -193,13 +199,17 @@ static void add_rows(const uint32_t* first, int64_t stride, const uint32_t* weig
   }
 }
 
+template <class AddRows, class Format, int... N>
+constexpr std::array<AddRows, sizeof...(N)> for_each_count(std::integer_sequence<int, N...>) {
+  return {add_rows<Format, N + 1>...};
+}
+
 // Rows are multiplied in groups that registers can hold, some blocks of depth at a time.
 template <class Format>
 INLINE void multiply(const uint32_t* first, int64_t rows, int64_t blocks, const uint32_t* weights, bool near,
                      Sums& sums) {
   using AddRows = void (*)(const uint32_t*, int64_t, const uint32_t*, int64_t, bool, float (*)[panel::COLUMNS]);
-  static constexpr AddRows BY_COUNT[] = {add_rows<Format, 1>, add_rows<Format, 2>, add_rows<Format, 3>,
-                                         add_rows<Format, 4>, add_rows<Format, 5>, add_rows<Format, 6>};
+  static constexpr auto BY_COUNT = for_each_count<AddRows, Format>(std::make_integer_sequence<int, MOST_ROWS>());
   const int64_t groups = (rows + MOST_ROWS - 1) / MOST_ROWS, most = (rows + groups - 1) / groups;
   memset(sums.at, 0, rows * sizeof sums.at[0]);
   for (int64_t block = 0; block < blocks; block += BLOCKS_AT_ONCE) {
