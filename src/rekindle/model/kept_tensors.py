@@ -18,10 +18,15 @@ from rekindle.model.weights_file import PlainTensor
 
 
 def kept_tensors(model: Any, names: Iterable[str]) -> dict[str, PlainTensor]:
-    """What a model holds now by these names, of its state dict; nothing is copied that lies in one piece."""
-    held, kept = model.state_dict(), dict[str, PlainTensor]()
+    """What a model holds now by these names, of its state dict; nothing is copied that lies in one piece.
+
+    The dict itself is not asked for: bitsandbytes rounds scales of its layers again when it makes one.
+    """
+    held = dict[str, torch.Tensor](model.named_parameters(remove_duplicate=False))
+    held.update(model.named_buffers(remove_duplicate=False))
+    kept = dict[str, PlainTensor]()
     for name in names:
-        tensor = held[name]
+        tensor = held[name].detach()
         memory = None if is_placeholder(tensor) else tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         kept[name] = PlainTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), memory)
     return kept
