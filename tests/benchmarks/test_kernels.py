@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from benchmarks.commands import app
 from benchmarks.kernels import KernelBench, Layers, read_shape
 from rekindle.errors import ConfigError
-from rekindle.kernels import build, library
 from rekindle.kernels.levels import LEVELS
 from rekindle.kernels.linear import LinearKernel
-from tests.kernels.native import needs_compiler, runnable
+from tests.kernels.native import built, needs_compiler, runnable
 
 
 def test_every_product_is_measured_by_torch_at_least(tmp_path: Path) -> None:
@@ -33,10 +32,9 @@ def test_every_product_is_measured_by_torch_at_least(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_the_arms_compute_the_same_product(tmp_path: Path) -> None:
-    build.build(tmp_path)
-    found = library.load("auto", directory=tmp_path).library
-    assert found is not None and found.level == runnable()[0]
+def test_the_arms_compute_the_same_product() -> None:
+    found = built()[runnable()[0]].library
+    assert found is not None
     layers = Layers((70, 40), {found.level: LinearKernel(found)}, KernelBench())
     rows = torch.randn(5, 40).to(torch.bfloat16)
     for number in (0, len(layers.weights) - 1):

@@ -14,9 +14,8 @@ import pytest
 
 from rekindle.kernels import build
 from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.library import load
 from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, aligned_memory
-from tests.kernels.native import needs_compiler, runnable
+from tests.kernels.native import built, needs_compiler
 
 pytestmark = needs_compiler
 SHAPES = [(96, 64), (64, 32), (1, 1), (65, 33), (200, 97), (130, 1000), (7, 4864)]  # columns, depth
@@ -73,10 +72,8 @@ class Layer:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LinearKernel]:
-    directory = tmp_path_factory.mktemp("kernels")
-    build.build(directory)
-    found = {level: load(level, directory=directory).library for level in runnable()}
+def kernels() -> dict[str, LinearKernel]:
+    found = {level: choice.library for level, choice in built().items()}
     return {level: LinearKernel(library) for level, library in found.items() if library is not None}
 
 

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.config import ModelSettings
-from rekindle.kernels import build, library
 from rekindle.kernels.linear import LinearKernel, WeightFormat
 from rekindle.model.experts import pack_experts, padded_experts
 from rekindle.model.geometry import probe
@@ -30,7 +29,7 @@ from rekindle.model.packed import (
 from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
-from tests.kernels.native import needs_compiler, runnable
+from tests.kernels.native import built, needs_compiler, runnable
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
 from tests.tiny_models import tiny_model
 
@@ -54,10 +53,8 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> LinearKernel:
-    directory = tmp_path_factory.mktemp("kernels")
-    build.build(directory)
-    found = library.load(runnable()[0], directory=directory).library
+def kernel() -> LinearKernel:
+    found = built()[runnable()[0]].library
     assert found is not None
     return LinearKernel(found)
 
