@@ -69,9 +69,16 @@ REPLICAS: tuple[Mutant, ...] = (
     one(
         "slots that are not listed with their directory",
         "store/stale.py",
-        "return [*((path, None) for path in _own(directory)), *slots]",
-        "return [(path, None) for path in _own(directory)]",
+        "for place, slot in places for path in stores_in(place)]",
+        "for place, slot in places[:1] for path in stores_in(place)]",
         f"{TESTS}::test_slots_are_listed_checked_and_collected_with_their_directory",
+    ),
+    one(
+        "a disk budget for each model of a directory",
+        "store/room.py",
+        "self._most = ours - self._others.num_bytes()\n",
+        "self._most = ours\n",
+        "tests/store/test_other_stores.py::test_two_models_stay_within_one_budget",
     ),
     one(
         "a slot shown to callers without a key",

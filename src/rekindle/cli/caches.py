@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -41,11 +42,15 @@ def group() -> None:
 @cache.command(cls=GroupedCommand)
 @with_settings(only=("store", "disk_bytes"))
 def stats(settings: Settings, as_json: JsonOption = False) -> int:
-    """What each model's store holds, its budget, and which process uses it."""
+    """What each model's store holds, the budget that it shares, and which process uses it."""
     directory = settings.store.directory()
     stores = admin.list_stores(directory)
     free = OsFileSystem().free_bytes(nearest(directory))
-    budgets = [budget(settings.store.disk_bytes, free_bytes=free, used_bytes=store.bytes) for store in stores]
+    used = Counter[int | None]()
+    for store in stores:
+        used[store.slot] += store.bytes
+    wanted = settings.store.disk_bytes
+    budgets = [budget(wanted, free_bytes=free, used_bytes=used[store.slot]) for store in stores]
     if as_json:
         found = [{**asdict(store), "budget_bytes": budget} for store, budget in zip(stores, budgets, strict=True)]
         typer.echo(json.dumps(found))

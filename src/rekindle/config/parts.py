@@ -185,8 +185,8 @@ class StoreSettings:
     )
     disk_bytes: int | None = setting(
         None,
-        "disk for warm KV of the model that is served, in its KV format",
-        detail="What the directory holds of other models and formats is not counted: it stays for `stale_ttl_s`.",
+        "disk for warm KV in this directory, that of all models and KV formats together",
+        detail="For room, stores of models that are not served are removed, the least recently used first.",
         unset="a fifth of what is free, at most 50GB",
         bounds=at_least(1),
     )

@@ -165,23 +165,35 @@ def _unusable(directory: Path, error: OSError) -> str:
 
 
 def _take_lock(path: Path, fs: FileSystem) -> int:
-    fd = fs.open_file(path / "lock", "create")
-    try:
-        # `list_stores` takes each lock briefly to see whether it is free
-        if fs.lock(fd, "refuse") or fs.lock(fd, "soon"):
-            fs.resize(fd, 0)
-            fs.write(fd, 0, f"process {os.getpid()}\n".encode())
-            return fd
-    except OSError:
+    while True:
+        fd = fs.open_file(path / "lock", "create")
+        who = np.zeros(64, dtype=np.uint8)
+        try:
+            # `list_stores` takes each lock briefly to see whether it is free
+            is_free = fs.lock(fd, "refuse") or fs.lock(fd, "soon")
+            if is_free and is_at(fd, path / "lock"):
+                fs.resize(fd, 0)
+                fs.write(fd, 0, f"process {os.getpid()}\n".encode())
+                return fd
+            count = fs.read(fd, 0, who)
+        except OSError:
+            fs.close_file(fd)
+            raise
         fs.close_file(fd)
-        raise
-    who = np.zeros(64, dtype=np.uint8)
-    count = fs.read(fd, 0, who)
-    fs.close_file(fd)
+        if not is_free:
+            break
+        fs.make_directory(path)  # another process removed the store between opening and locking
     raise StoreLocked(
         f"{path} is in use by {who[:count].tobytes().decode(errors='replace').strip() or 'another process'}; "
         "stop it, or choose another directory as store"
     )
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether the open file is the one that has this name: a lock on one that was removed keeps nobody out."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), path.stat())
+    return False
 
 
 def directory_secret(directory: Path, fs: FileSystem, new: bytes | None = None) -> bytes:

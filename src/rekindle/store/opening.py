@@ -17,6 +17,7 @@ from rekindle.store.damage import INDEX_DAMAGE, DamagedRow, is_damage_at_open
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.index import Index
 from rekindle.store.ledger import Ledger
+from rekindle.store.other_stores import OtherStores
 from rekindle.store.rebuild import RebuildReport, rebuild, salvage
 from rekindle.store.records import RecordFormat
 from rekindle.store.refusal import refusal
@@ -39,12 +40,13 @@ class OpenedStore:
     index: Index
     ledger: Ledger
     shards: Shards
+    others: OtherStores
     rebuilt: RebuildReport | None
 
     def budget(self, disk_bytes: int | None, fs: FileSystem) -> int:
-        """Bytes the records may take now, given the configured `disk_bytes`."""
+        """Bytes that the records of all models in the directory may take now, given the configured `disk_bytes`."""
         used = sum(f.record_bytes * self.ledger.slots.num_used(f.part) for f in self.shards.formats)
-        return budget(disk_bytes, free_bytes=fs.free_bytes(self.place.path), used_bytes=used)
+        return budget(disk_bytes, free_bytes=fs.free_bytes(self.place.path), used_bytes=used + self.others.num_bytes())
 
     def close(self) -> None:
         """Close all files and release the directory."""
@@ -90,6 +92,7 @@ def _open(
     formats = [RecordFormat.of(layout, part.index) for part in layout.parts]
     suspicion = place.suspicion()
     index, ledger = readable_index(place, layout)
+    others = OtherStores(place.path, fs)
     try:
         slots = shard_slots(index)
         if slots is not None:
@@ -99,7 +102,7 @@ def _open(
                 _settle_covers(ledger, shards, clock())
             ledger.clamp_future_uses(clock())
             place.forget_damage()
-            return OpenedStore(place, index, ledger, shards, None)
+            return OpenedStore(place, index, ledger, shards, others, None)
         slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
         settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)} | {SETTLED: 1}
         shards, report = Shards(place.path, formats, slots, fs), None
@@ -114,7 +117,7 @@ def _open(
             with ledger.transaction():
                 ledger.slots.set_meta(settings)
         place.forget_damage()
-        return OpenedStore(place, index, ledger, shards, report)
+        return OpenedStore(place, index, ledger, shards, others, report)
     except BaseException:
         index.abandon()
         raise

@@ -1,7 +1,9 @@
 """Disk space: how much the records may take, and eviction when more is needed.
 
-Owns the budget and the eviction figures. The ledger chooses what to evict, in a separate transaction before the batch
-that needs the room is written, so the records never exceed the budget. Only the writer thread makes room.
+Owns the budget and the eviction figures. The budget is for the whole directory: stores of other models are removed
+before records of this one are evicted, and what remains of them is not this one's to use. The ledger chooses what to
+evict, in a separate transaction before the batch that needs the room is written, so the records never exceed the
+budget. Only the writer thread makes room.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from rekindle.config import DISK_SHARE, MOST_DISK_BYTES
 from rekindle.store.ledger import BranchKey, Ledger
+from rekindle.store.other_stores import OtherStores
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot
 
@@ -38,7 +41,7 @@ def file_bytes(paths: Iterable[Path]) -> int:
 
 
 class DiskRoom:
-    """`disk_bytes` for the records of `shards` and for `text_files`; `on_lost` is called for each shortened branch.
+    """`disk_bytes` for the records, `others` and `text_files`; `on_lost` is called for each shortened branch.
 
     `text_files` are those of sessions and stored responses, whose limits belong to their owners.
     """
@@ -47,6 +50,7 @@ class DiskRoom:
         self,
         ledger: Ledger,
         shards: Shards,
+        others: OtherStores,
         *,
         disk_bytes: int,
         counts: Counter[str],
@@ -58,7 +62,10 @@ class DiskRoom:
         self.on_lost = on_lost
         self._ledger = ledger
         self._shards = shards
+        self._others = others
         self._counts = counts
+        self._most = disk_bytes  # for the records, when last measured
+        self._block_bytes = sum(f.record_bytes for f in shards.formats)
         self.is_full = False  # from the first batch that did not fit until one does again
         self._full_logged = False
 
@@ -70,18 +77,20 @@ class DiskRoom:
     @property
     def num_blocks(self) -> int:
         """How many more blocks with all their parts fit; negative if there are more than the budget allows."""
-        free_bytes = self.disk_bytes - self.used_bytes - file_bytes(self._text_files)
-        return free_bytes // sum(f.record_bytes for f in self._shards.formats)
+        return (self._most - self.used_bytes) // self._block_bytes
 
-    def make(self, num_blocks: int, keep: Collection[bytes], touched: Mapping[BranchKey, float], now: float) -> int:
-        """Evict until `num_blocks` more blocks fit, none of `keep`; return how many do fit.
+    def make(
+        self, num_blocks: int, keep: Callable[[], Collection[bytes]], touched: Mapping[BranchKey, float], now: float
+    ) -> int:
+        """Remove other stores and then evict until `num_blocks` more blocks fit; return how many do fit.
 
-        `touched` are uses not yet written to the rows.
+        None of `keep` is evicted, which is asked if anything has to be. `touched` are uses not yet written to the rows.
         """
+        self._measure(num_blocks, now)
         if self.num_blocks < num_blocks:
             with self._ledger.transaction() as freed:
                 self._ledger.touch(touched, now)
-                shortened = self._ledger.evict(lambda: self.num_blocks < num_blocks, keep, now)
+                shortened = self._ledger.evict(lambda: self.num_blocks < num_blocks, keep(), now)
             self._counts["blocks_evicted"] += sum(part == 0 for part, _ in freed)
             self._counts["sequences_evicted"] += sum(cut.num_tokens == 0 for cut in shortened)
             for cut in shortened:
@@ -91,6 +100,20 @@ class DiskRoom:
             self.is_full = self.num_blocks < num_blocks
             self._log_full()
         return max(0, min(num_blocks, self.num_blocks))
+
+    def _measure(self, num_blocks: int, now: float) -> None:
+        """Find what the budget leaves for the records, and remove other stores if `num_blocks` more do not fit.
+
+        Servers that run at once on a directory each have at least an equal part: the one with more shrinks when it
+        saves next.
+        """
+        ours = self.disk_bytes - file_bytes(self._text_files)
+        self._most = ours - self._others.num_bytes()
+        missing = num_blocks * self._block_bytes + self.used_bytes - self._most
+        if missing > 0 and self._most < ours:
+            self._others.make_room(missing, now)
+            num_open = self._others.num_open()
+            self._most = max(ours - self._others.num_bytes(), ours // (1 + num_open) if num_open else 0)
 
     def give_back(self, freed: Sequence[Slot]) -> None:
         """Punch freed slots. A failure is harmless: the slots are free anyway."""

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import sqlite3
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rekindle.cache.blocks.hashing import HASH_BYTES
 from rekindle.config import slot_directory, slot_numbers
 from rekindle.errors import StoreError
 from rekindle.store.description import FILE, read_description
+from rekindle.store.directory import is_at
 from rekindle.store.shards import SHARD_NAME
 from rekindle.store.siblings import opened_for_reading
 from rekindle.store.sync import FileSystem
@@ -52,7 +54,7 @@ class StoreInfo:
 
 def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
     """Every store below `directory`, most recently used first; changes nothing, even for one in use."""
-    found = [_info(path, fs, slot) for path, slot in _stores(directory)]
+    found = [inspect(path, fs, slot) for path, slot in _stores(directory)]
     return sorted(found, key=lambda info: -info.last_use)
 
 
@@ -67,8 +69,8 @@ def stale_stores(
 ) -> list[StoreInfo]:
     """The stores, except `keep`, that are not open and have been unused for `older_than_s`."""
     stores = [(path, slot) for path, slot in _stores(directory) if path.name != keep]
-    old = [(path, slot) for path, slot in stores if now - _last_use(path) > older_than_s]
-    return [info for info in (_info(path, fs, slot) for path, slot in old) if info.in_use_by is None]
+    old = [(path, slot) for path, slot in stores if now - last_use(path) > older_than_s]
+    return [info for info in (inspect(path, fs, slot) for path, slot in old) if info.in_use_by is None]
 
 
 def collect_stale(
@@ -82,7 +84,7 @@ def collect_stale(
     for info in stale_stores(directory, keep, older_than_s, now=now, fs=fs):
         path = info.parent(directory) / info.fingerprint
         try:
-            if _remove(path, fs):
+            if remove(path, fs):
                 logger.warning("removed the store of %s (%s): unused for too long", info.model or "a model", path)
                 removed.append(info)
         except OSError as error:
@@ -92,11 +94,12 @@ def collect_stale(
 
 def _stores(directory: Path) -> list[tuple[Path, int | None]]:
     """The stores of a directory and of its slots, each with its slot."""
-    slots = [(path, number) for number in slot_numbers(directory) for path in _own(slot_directory(directory, number))]
-    return [*((path, None) for path in _own(directory)), *slots]
+    places = [(directory, None), *((slot_directory(directory, number), number) for number in slot_numbers(directory))]
+    return [(path, slot) for place, slot in places for path in stores_in(place)]
 
 
-def _own(directory: Path) -> list[Path]:
+def stores_in(directory: Path) -> list[Path]:
+    """The stores in a directory itself; empty if it does not exist."""
     if not directory.is_dir():
         return []
     return [
@@ -109,7 +112,7 @@ def _own(directory: Path) -> list[Path]:
     ]
 
 
-def _last_use(path: Path) -> float:
+def last_use(path: Path) -> float:
     """When the store was last opened (its lock's time) or its index changed; listing does not count as a use."""
     times = []
     for name in ("lock", "index.db"):
@@ -118,12 +121,20 @@ def _last_use(path: Path) -> float:
     return max(times, default=path.stat().st_mtime)
 
 
-def _info(path: Path, fs: FileSystem, slot: int | None) -> StoreInfo:
-    num_bytes, num_agents, num_blocks, model, problem = 0, 0, 0, "", None
-    last_use, held_by = _last_use(path), holder(path, fs)  # before anything is opened
-    for file in path.iterdir():
+def store_bytes(path: Path) -> int:
+    """Bytes that our files of a store take on disk."""
+    sizes = []
+    for file in _files(path):
         with contextlib.suppress(FileNotFoundError):
-            num_bytes += file.lstat().st_blocks * 512
+            sizes.append(file.lstat().st_blocks * 512)
+    return sum(sizes)
+
+
+def inspect(path: Path, fs: FileSystem, slot: int | None = None) -> StoreInfo:
+    """What a store holds, and which process has it open."""
+    num_agents, num_blocks, model, problem = 0, 0, "", None
+    used, held_by = last_use(path), holder(path, fs)  # before anything is opened
+    num_bytes = store_bytes(path)
     try:
         model = read_description(path, fs).model
     except StoreError as error:
@@ -134,7 +145,7 @@ def _info(path: Path, fs: FileSystem, slot: int | None) -> StoreInfo:
             num_blocks = connection.execute("SELECT COUNT(*) FROM block WHERE part = 0").fetchone()[0]
     except sqlite3.Error as error:
         problem = f"its index cannot be read: {error}"
-    return StoreInfo(path.name, model, num_bytes, num_agents, num_blocks, last_use, held_by, problem, slot)
+    return StoreInfo(path.name, model, num_bytes, num_agents, num_blocks, used, held_by, problem, slot)
 
 
 def holder(path: Path, fs: FileSystem) -> str | None:
@@ -152,18 +163,24 @@ def holder(path: Path, fs: FileSystem) -> str | None:
         fs.close_file(fd)
 
 
-def _remove(path: Path, fs: FileSystem) -> bool:
+def remove(path: Path, fs: FileSystem) -> bool:
     """Remove our files under the lock, then the directory if it is empty; False if the lock is taken."""
     fd = fs.open_file(path / "lock", "create")
     try:
-        if not fs.lock(fd, "refuse"):
+        if not (fs.lock(fd, "refuse") and is_at(fd, path / "lock")):
             return False
-        for pattern in _OURS:
-            for file in sorted(path.glob(pattern)):
-                if not file.name.startswith("blocks-") or SHARD_NAME.fullmatch(file.name):
-                    fs.remove(file)
+        for file in _files(path):
+            fs.remove(file)
     finally:
         fs.close_file(fd)
     with contextlib.suppress(OSError):
         path.rmdir()  # fails if it contains foreign files
     return True
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Our files of a store, the lock last."""
+    for pattern in _OURS:
+        for file in sorted(path.glob(pattern)):
+            if not file.name.startswith("blocks-") or SHARD_NAME.fullmatch(file.name):
+                yield file

@@ -77,6 +77,7 @@ class Writer:
         self.room = DiskRoom(
             parts.ledger,
             parts.shards,
+            parts.others,
             disk_bytes=disk_bytes,
             counts=self.counts,
             on_lost=on_lost,
@@ -207,7 +208,7 @@ class Writer:
     def _shrink(self) -> None:
         """Evict down to the budget, which may have been reduced since the last run."""
         try:
-            self._repaired(lambda: self.room.make(0, (), {}, self._clock()))
+            self._repaired(lambda: self.room.make(0, tuple, {}, self._clock()))
         except BaseException as error:
             self.trouble.failed(error, self._clock())
 
@@ -302,14 +303,14 @@ class Writer:
                 self.counts["blocks_orphaned"] += 1
             else:
                 wanted[block_hash] = replace(block, records=records)
-        keep: set[bytes] = set()
-        if self.room.num_blocks < len(wanted):
-            keep.update(each for block in blocks for each in (block.identity.hash, block.identity.parent))
-            keep.update(turn.head for turn in turns)
-            keep.update(self._ledger.heads(turns))
-        num_accepted = self.room.make(len(wanted), keep, touched, now)
+        num_accepted = self.room.make(len(wanted), partial(self._needed, blocks, turns), touched, now)
         self.counts["blocks_refused"] += len(wanted) - num_accepted
         return list(wanted.values())[:num_accepted]
+
+    def _needed(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> set[bytes]:
+        """The blocks on disk that a batch builds on, or moves a branch from or to."""
+        near = {each for block in blocks for each in (block.identity.hash, block.identity.parent)}
+        return near | {turn.head for turn in turns} | set(self._ledger.heads(turns))
 
     def _write(self, blocks: Sequence[WaitingBlock]) -> list[StoredBlock]:
         """Write the records to free slots; nothing refers to them yet."""
