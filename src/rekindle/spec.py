@@ -21,7 +21,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -303,8 +304,20 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """An input of a fingerprint that differs between what is stored and what computes now; long values as digests."""
+
+    input: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as the engine sees it: names, sizes, the fingerprint of everything that must agree, its KV layout."""
+    """A model as the engine sees it: names, sizes, the fingerprint of everything that must agree, its KV layout.
+
+    `made_from` names the inputs of the fingerprint but for the layout, each with its value, or a digest of a long one.
+    """
 
     name: str
     architecture: str
@@ -314,3 +327,4 @@ class ModelSpec:
     fingerprint: bytes
     layout: KVLayout
     facts: ModelFacts
+    made_from: Mapping[str, str] = field(default_factory=dict, hash=False)

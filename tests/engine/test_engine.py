@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
@@ -251,11 +254,34 @@ def test_misses_say_why(start: Start, tmp_path: Path) -> None:
     changed = engine.chat("ada", edited, temperature=0.0, max_tokens=2).report
     assert changed.outcome == "diverge" and changed.explanation is not None
     assert (changed.explanation.cause, changed.explanation.message_index) == ("text_differs", 1)
-    engine.close()
-    other = start(kv="fp32")  # another layout of the same blocks: another fingerprint
-    miss = talk(other, "ada", [SYSTEM], "Hello!").report
-    assert miss.outcome == "miss" and miss.explanation is not None
-    assert miss.explanation.cause == "other_fingerprint"
+
+
+def test_a_memory_of_another_fingerprint_says_what_differs(start: Start, tiny_llama: Path, tmp_path: Path) -> None:
+    def told(agent: str, model: Path | None = None, **settings: object) -> str:
+        """Why an agent that spoke under the settings of before starts anew under these."""
+        talk(start(), agent, [SYSTEM], "Hello!")
+        report = talk(start(model, **settings), agent, [SYSTEM], "Hello!").report
+        assert report.outcome == "miss" and report.explanation is not None
+        assert report.explanation.cause == "other_fingerprint"
+        return report.explanation.detail.split("(", 1)[1].removesuffix(")")
+
+    assert told("ada", kv="fp32") == "KV was q4h/q4h on 3 layers, now fp32/fp32 on 3 layers"
+    assert told("bob", block_tokens=32) == "blocks had 16 tokens, now 32"
+    assert told("cyd", dtype="bf16") == "dtype was torch.float32, now torch.bfloat16"
+    trained = shutil.copytree(tiny_llama, tmp_path / "trained")
+    values = load_file(trained / "model.safetensors")
+    save_file({name: value * 1.5 for name, value in values.items()}, trained / "model.safetensors", {"format": "pt"})
+    assert told("dan", trained, kv="fp32").endswith("now 'trained'; the weights are others")
+    tokenizer = shutil.copytree(tiny_llama, tmp_path / "tokenizer") / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text("utf-8") + "\n", "utf-8")
+    assert told("eve", tokenizer.parent) == "the tokenizer is another"
+    talk(start(), "fay", [SYSTEM], "What is new?")
+    for described in (tmp_path / "store").glob("*/layout.json"):  # as versions before wrote them
+        known = json.loads(described.read_text("utf-8"))
+        assert set(known.pop("made_from")) >= {"weights", "config", "dtype", "rope", "tokenizer", "weight_format"}
+        described.write_text(json.dumps(known), "utf-8")
+    report = talk(start(dtype="bf16"), "fay", [SYSTEM], "What is new?").report
+    assert report.explanation is not None and "does not say what differs" in report.explanation.detail
 
 
 def test_blocks_that_are_gone_everywhere_are_named_as_the_cause(start: Start) -> None:

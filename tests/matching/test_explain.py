@@ -6,8 +6,9 @@ from datetime import datetime
 
 import pytest
 
-from rekindle.matching.explain import Explanation, explain
+from rekindle.matching.explain import Explanation, explain, explain_elsewhere
 from rekindle.matching.matcher import Matcher, StoredBranch
+from rekindle.spec import Change
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from tests.text import factories
@@ -246,10 +247,10 @@ def test_nothing_stored_and_what_the_engine_knows() -> None:
     found = explain(match, prompt, CHAT, encoder=encoder)
     assert found is not None
     assert found.cause == "not_stored"
-    for cause in ("evicted", "not_stored", "other_fingerprint"):
-        told = explain(match, prompt, CHAT, encoder=encoder, known=cause)
-        assert told is not None
-        assert told.cause == cause
+    told = explain_elsewhere([Change("kv", "q8h", "q4h"), Change("block_tokens", "64", "128")])
+    assert (told.cause, told.stored, told.sent) == ("other_fingerprint", None, None)
+    assert told.detail.endswith("(KV was q8h, now q4h; blocks had 64 tokens, now 128)")
+    assert "does not say what differs" in explain_elsewhere([]).detail
 
 
 def test_completions_and_differences_inside_characters() -> None:

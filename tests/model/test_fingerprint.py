@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rekindle.config import ModelSettings
-from rekindle.model.fingerprint import DigestCache, model_identity
+from rekindle.model.fingerprint import DigestCache, model_identity, model_inputs, shown_inputs
 from rekindle.model.load import load_model
 
 
@@ -74,10 +74,17 @@ def test_each_ingredient_counts_alone(model_dir: Callable[..., Path]) -> None:
     config = AutoConfig.from_pretrained(model_dir("llama"))
     plain = {"weights": ["a", "b"], "config": config, "dtype": torch.float32, "rope": "default", "tokenizer": "t"}
     changes = {"weights": ["a", "c"], "dtype": torch.bfloat16, "rope": "yarn", "tokenizer": "u"}
-    seen = {model_identity(**{**plain, name: value}) for name, value in changes.items()} | {model_identity(**plain)}
+    kinds = [plain, *({**plain, name: value} for name, value in changes.items())]
+    seen = {model_identity(model_inputs(**kind)) for kind in kinds}
+    shown = [shown_inputs(model_inputs(**kind)) for kind in kinds]
+    assert [{name for name in each if each[name] != shown[0][name]} for each in shown] == [
+        set(),
+        *({x} for x in changes),
+    ]
+    assert all(len(value) <= 16 for value in shown[0].values())
     quantised = AutoConfig.from_pretrained(model_dir("llama"))
     quantised.quantization_config = {"quant_method": "gptq", "bits": 4}
-    seen.add(model_identity(**{**plain, "config": quantised}))
+    seen.add(model_identity(model_inputs(**{**plain, "config": quantised})))
     assert len(seen) == len(changes) + 2
 
 

@@ -171,7 +171,7 @@ def test_other_kernels_have_another_file(model_dir: Callable[..., Path], tmp_pat
     other = replace(known, library=replace(known.library, digest="of other sources"))
 
     def saved(kernels: KernelChoice) -> SavedWeights:
-        return SavedWeights(tmp_path, "model", settings, kernels, lambda **_: b"identity")
+        return SavedWeights(tmp_path, "model", settings, kernels, lambda **_: {"weights": "of this model"})
 
     loaded = load(directory, None)
     linears, native = Linears(loaded.model, set(), known), WeightsChoice("native")

@@ -10,10 +10,12 @@ import pytest
 
 from rekindle.errors import StoreError
 from rekindle.store.commands import Delete, Pin
-from rekindle.store.schema import INDEX_VERSION
-from rekindle.store.siblings import known_to_sibling
+from rekindle.store.description import Description
+from rekindle.store.other_stores import OtherStores
+from rekindle.store.schema import INDEX_VERSION, agent_key
+from rekindle.store.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
-from tests.store.chains import FINGERPRINT, SIZE, Chain, save, warm_tokens
+from tests.store.chains import FINGERPRINT, LAYOUT, SIZE, Chain, save, warm_tokens
 
 Opened = Callable[..., WarmStore]
 SCHEMA_1 = """
@@ -69,7 +71,8 @@ def test_an_index_of_version_1_is_taken_over(opened: Opened, tmp_path: Path) -> 
     store.close()
     index = tmp_path / "store" / FINGERPRINT.hex() / "index.db"
     make_version_1(index)
-    assert known_to_sibling(tmp_path / "store" / "other", "default", "ann", store.secret)
+    others = OtherStores(tmp_path / "store" / "other", OsFileSystem())
+    assert others.changes(agent_key("default", "ann", store.secret), Description("", LAYOUT, ())) == ()
     store = opened()
     assert {record.agent: record.num_tokens for record in store.sequences()} == {"ann": 50, "bob": 50}
     assert all(warm_tokens(store, chain) == 50 for chain in chains.values())

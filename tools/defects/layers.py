@@ -172,8 +172,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "KV of int8 weights taken for the checkpoint's",
         "model/load.py",
-        "fingerprint=identify(dtype=found.dtype, weight_format=ready.weights)",
-        "fingerprint=identify(dtype=found.dtype)",
+        "known = inputs(dtype=found.dtype, weight_format=ready.weights)",
+        "known = inputs(dtype=found.dtype)",
         f"{WEIGHTS}::test_kv_of_rounded_weights_is_never_mixed_with_that_of_others",
     ),
     one(

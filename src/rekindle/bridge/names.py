@@ -19,7 +19,7 @@ import torch
 from rekindle.cache.blocks.hashing import BlockHash, root_hash
 from rekindle.errors import ModelRefused
 from rekindle.model.checkpoint import adapter_files, weight_files
-from rekindle.model.fingerprint import CHANGING_ROPE, DigestCache, fingerprint, model_identity
+from rekindle.model.fingerprint import CHANGING_ROPE, DigestCache, fingerprint, model_identity, model_inputs
 from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
 
 RecordFormat = Literal["native", "q4h"]
@@ -100,7 +100,7 @@ def model_fingerprint(directory: Path, computed: Computation, layout: KVLayout, 
     files = [*weight_files(directory), *adapter_files(directory)]
     rope = sorted(set(_rope_kinds(config)))
     changes = CHANGING_ROPE.intersection(rope)
-    identity = model_identity(
+    inputs = model_inputs(
         weights=[digests.digest(file) for file in files],
         config=_ConfigFile(config),
         dtype=computed.dtype,
@@ -108,7 +108,7 @@ def model_fingerprint(directory: Path, computed: Computation, layout: KVLayout, 
         tokenizer="",  # chains are named by token ids
         weight_format=f"{computed.engine} {computed.quantization or 'native'}",
     )
-    return fingerprint(identity, layout)
+    return fingerprint(model_identity(inputs), layout)
 
 
 def adapter_digest(directory: Path, digests: DigestCache) -> str:

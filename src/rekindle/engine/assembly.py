@@ -316,6 +316,7 @@ def _open_store(
             settings=place,
             model=label,
             namespaces=settings.server.namespaces(),
+            made_from=spec.made_from,
             on_saved=on_saved,
             on_lost=on_lost,
         )

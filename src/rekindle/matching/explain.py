@@ -19,6 +19,7 @@ from rekindle.text.normalise import attribution_end
 from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary
 
 if TYPE_CHECKING:
+    from rekindle.spec import Change
     from rekindle.text.messages import Message
     from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
@@ -40,8 +41,20 @@ _KNOWN: dict[KnownCause, str] = {
     "window_ended": "the text matches further, but layers with a window keep their KV only where prompts are likely to "
     "go on",
     "not_stored": "nothing is stored for this agent yet",
-    "other_fingerprint": "what is stored was computed by another model, tokenizer, KV format or size of blocks",
+    "other_fingerprint": "what is stored was computed by another model or with other settings",
     "not_reported": "the server that computes did not say what it reused, so it is counted as nothing",
+}
+_CHANGES = {  # by the input of a fingerprint: what is said of one that differs
+    "model": "the model was {before!r}, now {now!r}",
+    "weights": "the weights are others",
+    "config": "the model's config is another",
+    "tokenizer": "the tokenizer is another",
+    "dtype": "dtype was {before}, now {now}",
+    "rope": "RoPE was {before}, now {now}",
+    "weight_format": "the weights were {before}, now {now}",
+    "format": "blocks were of version {before}, now {now}",
+    "kv": "KV was {before}, now {now}",
+    "block_tokens": "blocks had {before} tokens, now {now}",
 }
 _FIRST = "this is the first request of a conversation: the agent's others begin otherwise"
 _WORDS = re.compile(rb"\w+")
@@ -78,15 +91,12 @@ def explain(
     messages: Sequence[Message] | None,
     *,
     encoder: PromptEncoder,
-    known: KnownCause | None = None,
     num_tokens: int | None = None,
 ) -> Explanation | None:
     """Explain a match that causes recomputation beyond the new text; None if the prompt continues as stored.
 
     With the prompt's `num_tokens`, the explanation includes the cost of the difference.
     """
-    if known is not None:
-        return explain_known(known)
     if match.relation in ("exact", "extend"):
         return None
     difference = match.difference
@@ -110,6 +120,12 @@ def explain(
 def explain_known(cause: KnownCause, what: str = "") -> Explanation:
     """Build the explanation for a cause not visible in the texts; `what` describes how much it affects."""
     return Explanation(cause, None, None, None, f"{_KNOWN[cause]}{f' ({what})' if what else ''}")
+
+
+def explain_elsewhere(changes: Sequence[Change]) -> Explanation:
+    """Build the explanation of an agent that another fingerprint knows; `changes` may be empty if nobody knows them."""
+    named = [_CHANGES[each.input].format(before=each.before, now=each.now) for each in changes]
+    return explain_known("other_fingerprint", "; ".join(named) or "its store does not say what differs")
 
 
 _DETAILS: dict[Cause, str] = {

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ def _without_noise(value: Any) -> Any:
     return [_without_noise(item) for item in value] if isinstance(value, list) else value
 
 
-def model_identity(
+def model_inputs(
     *,
     weights: Iterable[str],
     config: Any,
@@ -146,9 +146,9 @@ def model_identity(
     rope: str,
     tokenizer: str,
     weight_format: str = "native",
-) -> bytes:
-    """32 bytes that identify what computes the KV, independent of how it is stored."""
-    described = {
+) -> dict[str, Any]:
+    """All that what computes the KV is identified by, independent of how it is stored."""
+    return {
         "weights": sorted(weights),
         "config": forward_config(config),
         "dtype": str(dtype),
@@ -157,7 +157,18 @@ def model_identity(
         "format": FORMAT_VERSION,
         **({} if weight_format == "native" else {"weight_format": weight_format}),
     }
-    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
+
+
+def model_identity(inputs: Mapping[str, Any]) -> bytes:
+    """32 bytes that identify a model by its `model_inputs`."""
+    return hashlib.blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=32).digest()
+
+
+def shown_inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """The same `model_inputs` in few bytes, to say which of them differ: digests of those that are long."""
+    shown = {"weight_format": "native", **inputs}
+    digests = {name: model_identity({name: shown[name]}).hex()[:16] for name in ("weights", "config", "tokenizer")}
+    return {name: digests.get(name, str(value)) for name, value in shown.items()}
 
 
 def fingerprint(identity: bytes, layout: KVLayout) -> bytes:

@@ -27,7 +27,14 @@ from rekindle.model.auto_formats import auto_formats
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.described import end_ids, generation_config
 from rekindle.model.device import check_device
-from rekindle.model.fingerprint import DigestCache, fingerprint, model_identity, tokenizer_digest
+from rekindle.model.fingerprint import (
+    DigestCache,
+    fingerprint,
+    model_identity,
+    model_inputs,
+    shown_inputs,
+    tokenizer_digest,
+)
 from rekindle.model.gguf_weights import shown_grids, widened
 from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
@@ -66,8 +73,8 @@ def load_model(
     directory = source.fetch()
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     tokenizer = tokenizer_digest(directory, digests)
-    identify = _identified(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
-    saved = SavedWeights(format_map_dir, source.key, settings, kernels, identify)
+    inputs = _inputs(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
+    saved = SavedWeights(format_map_dir, source.key, settings, kernels, inputs)
     loaded, saved, ready, found, called = _loaded_and_probed(directory, config, saved, compute_dtype)
     model, settings = loaded.model, saved.settings
     recurrent.split_sequences(found.recurrent, block_tokens)
@@ -78,15 +85,17 @@ def load_model(
     notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
     notes += tuple(loaded.size_notes(settings.device, ready.weights))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
+    known = inputs(dtype=found.dtype, weight_format=ready.weights)
     spec = ModelSpec(
         name=source.name,
         architecture=type(model).__name__,
         vocab_size=found.vocab_size,
         max_context=longest,
         eos_ids=eos_ids(directory, config),
-        fingerprint=identify(dtype=found.dtype, weight_format=ready.weights),
+        fingerprint=model_identity(known),
         layout=formats.layout_of(found, native, block_tokens),
         facts=_facts(model, config, directory, num_parameters=loaded.num_parameters, weights=ready.weights),
+        made_from=shown_inputs(known),
     )
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, notes)
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
@@ -190,10 +199,10 @@ def _choose(
         return linears.choose(setting, directory, max_context, decision)
 
 
-def _identified(directory: Path, digests: DigestCache, **known: Any) -> partial[bytes]:
-    """`model_identity` of a directory's files and of what is known; it takes `dtype` and `weight_format`."""
+def _inputs(directory: Path, digests: DigestCache, **known: Any) -> partial[dict[str, Any]]:
+    """`model_inputs` of a directory's files and of what is known; it takes `dtype` and `weight_format`."""
     files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
-    return partial(model_identity, weights=[digests.digest(file) for file in files], **known)
+    return partial(model_inputs, weights=[digests.digest(file) for file in files], **known)
 
 
 def choose_kernels(settings: ModelSettings) -> library.KernelChoice:

@@ -21,6 +21,7 @@ from rekindle.config import ModelSettings
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model import experts, packed
+from rekindle.model.fingerprint import model_identity
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.kept_tensors import kept_tensors
 from rekindle.model.packed_modules import PackedModule
@@ -59,15 +60,15 @@ class FoundWeights:
 class SavedWeights:
     """What is in a directory of one model's weights (None: nothing); `source` is the model's name or path.
 
-    `identify` gives the model's identity for a `dtype` and a `weight_format`. `keeps_codes`: `native` means the codes
-    of quantised files, where some are on grids.
+    `inputs` gives those of the model's identity for a `dtype` and a `weight_format`. `keeps_codes`: `native` means the
+    codes of quantised files, where some are on grids.
     """
 
     directory: Path | None
     source: str
     settings: ModelSettings
     kernels: KernelChoice
-    identify: Callable[..., bytes]
+    inputs: Callable[..., Mapping[str, Any]]
     keeps_codes: bool = False
 
     @property
@@ -77,7 +78,8 @@ class SavedWeights:
 
     def decision(self, dtype: torch.dtype) -> Path | None:
         """The file with the decision of the self-check; it may be missing."""
-        return self.directory / f"weights-{self.identify(dtype=dtype).hex()[:32]}.json" if self.directory else None
+        name = f"weights-{model_identity(self.inputs(dtype=dtype)).hex()[:32]}.json"
+        return self.directory / name if self.directory else None
 
     def find(self, dtype: torch.dtype) -> FoundWeights:
         """What an earlier start left for a model of this dtype; why not is in the notes if it should have."""
@@ -137,7 +139,7 @@ class SavedWeights:
     def _file(self, dtype: torch.dtype, chosen: WeightsChoice) -> WeightsFile | None:
         if self.directory is None or self.settings.map_weights == "off":
             return None
-        identity = self.identify(dtype=dtype, weight_format=chosen.weights)
+        identity = model_identity(self.inputs(dtype=dtype, weight_format=chosen.weights))
         conditions = json.dumps(circumstances(self.settings.device, self.kernels), sort_keys=True)
         key = hashlib.blake2b(identity + conditions.encode(), digest_size=16).hexdigest()
         family = hashlib.blake2b(f"{chosen.weights} {self.source}".encode(), digest_size=8).hexdigest()

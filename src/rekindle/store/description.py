@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from rekindle.errors import StoreError
-from rekindle.spec import KVLayout, LayerSpec
+from rekindle.spec import Change, KVLayout, LayerSpec
 from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,30 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The model's name, its block layout, and all namespaces ever opened."""
+    """The model's name, its block layout, all namespaces ever opened, and what the fingerprint was made from.
+
+    `made_from` is that of its `ModelSpec`; empty if an earlier version wrote the file.
+    """
 
     model: str
     layout: KVLayout
     namespaces: tuple[str, ...]
+    made_from: Mapping[str, str] = field(default_factory=dict)
+
+    def changes(self, before: Description) -> tuple[Change, ...]:
+        """What differs from another store, as far as both say it; without what follows from other weights."""
+        then, now = before._inputs(), self._inputs()
+        names = [name for name in now if name in then and then[name] != now[name]]
+        if "weights" in names:
+            names = [name for name in names if name in ("model", "weights")]
+        elif "weights" in then and "weights" in now:
+            names = [name for name in names if name != "model"]  # the same one, by another name
+        return tuple(Change(name, then[name], now[name]) for name in names)
+
+    def _inputs(self) -> dict[str, str]:
+        layers = ", ".join(f"{name} on {count} layers" for name, count in self.layout.formats().items())
+        own = {"model": self.model, "kv": layers, "block_tokens": str(self.layout.block_tokens)}
+        return {**own, **self.made_from}
 
 
 def describe(directory: Path, description: Description, fs: FileSystem) -> Description:
@@ -46,7 +66,7 @@ def describe(directory: Path, description: Description, fs: FileSystem) -> Descr
 
 def _described(directory: Path, description: Description, fs: FileSystem) -> Description:
     before = b""
-    namespaces, model = set(description.namespaces), description.model
+    namespaces, model, made_from = set(description.namespaces), description.model, description.made_from
     if (directory / FILE).exists():
         before = _content(directory / FILE, fs)
         try:
@@ -54,8 +74,8 @@ def _described(directory: Path, description: Description, fs: FileSystem) -> Des
         except ValueError:
             old = description
         namespaces |= set(old.namespaces)
-        model = model or old.model
-    now = Description(model, description.layout, tuple(sorted(namespaces)))
+        model, made_from = model or old.model, made_from or old.made_from
+    now = Description(model, description.layout, tuple(sorted(namespaces)), dict(made_from))
     content = json.dumps({"format": FORMAT, **asdict(now)}, indent=1).encode()
     if content != before:
         aside = directory / f"{FILE}.new"
@@ -98,6 +118,7 @@ def _parsed(content: bytes) -> Description:
         if fields["format"] != FORMAT:
             raise ValueError(f"format {fields['format']}, this Rekindle knows {FORMAT}")
         layout = KVLayout(fields["layout"]["block_tokens"], tuple(LayerSpec(**x) for x in fields["layout"]["layers"]))
-        return Description(str(fields["model"]), layout, tuple(str(name) for name in fields["namespaces"]))
-    except (KeyError, TypeError) as error:
+        made_from = {str(name): str(value) for name, value in fields.get("made_from", {}).items()}
+        return Description(str(fields["model"]), layout, tuple(map(str, fields["namespaces"])), made_from)
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"damaged: {error!r}") from error

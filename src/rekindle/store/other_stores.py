@@ -1,4 +1,6 @@
-"""The other models' stores in a store's directory: the bytes they take, and room made by removing them.
+"""The other models' stores in a store's directory: agents they know, the bytes they take, room made by removing them.
+
+Their blocks are useless to this model, but knowing of them explains a miss after a change of model or settings.
 
 Owns the order in which they are removed: the least recently used first, those with pinned agents after the others. One
 that a process has open is never removed. Only the writer thread makes room; any thread may ask for the bytes.
@@ -12,7 +14,10 @@ import sqlite3
 from pathlib import Path
 
 from rekindle.config import show_bytes
-from rekindle.store.siblings import opened_for_reading
+from rekindle.errors import StoreError
+from rekindle.spec import Change
+from rekindle.store.description import Description, read_description
+from rekindle.store.sqlite_file import opened_for_reading
 from rekindle.store.stale import holder, inspect, last_use, remove, store_bytes, stores_in
 from rekindle.store.sync import FileSystem
 
@@ -43,6 +48,19 @@ class OtherStores:
             taken = store_bytes(path)
             if taken and path not in self._irremovable and not self._is_open(path):
                 num_bytes -= taken * self._removed(path)
+
+    def changes(self, agent: bytes, now: Description) -> tuple[Change, ...] | None:
+        """What differs in the one used last that has an agent of this key; None if none has. One lookup in each.
+
+        Empty if it does not say what it was made from. One that cannot be read does not count: the result is used only
+        in explanations.
+        """
+        known = [path for path in self._paths() if _answers(path, "SELECT 1 FROM agent WHERE agent = ?", agent)]
+        if not known:
+            return None
+        with contextlib.suppress(StoreError):
+            return now.changes(read_description(max(known, key=last_use), self._fs))
+        return ()
 
     def _paths(self) -> list[Path]:
         return [path for path in stores_in(self._own.parent) if path != self._own]
@@ -75,7 +93,14 @@ class OtherStores:
 
 def _has_pins(path: Path, now: float) -> bool:
     """Whether an agent in the store is pinned now; False if its index cannot be read."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(opened_for_reading(path / "index.db")) as connection:
-        query = "SELECT 1 FROM agent WHERE CAST(pinned_until AS REAL) > ?"
-        return connection.execute(query, (now,)).fetchone() is not None
+    return _answers(path, "SELECT 1 FROM agent WHERE CAST(pinned_until AS REAL) > ?", now)
+
+
+def _answers(path: Path, query: str, value: bytes | float) -> bool:
+    """Whether a store's index has a row for a query; False if it cannot be read."""
+    index = path / "index.db"
+    with contextlib.suppress(OSError, sqlite3.Error):
+        if not index.is_symlink():
+            with contextlib.closing(opened_for_reading(index)) as connection:
+                return connection.execute(query, (value,)).fetchone() is not None
     return False

@@ -47,6 +47,14 @@ def connect(path: Path | str, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
     return connection
 
 
+def opened_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection for querying the index of a store that others may have open."""
+    # "rw" does not create a missing file, but may create the shared memory that reading a WAL needs.
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
 def _any_text(content: bytes) -> str:
     """Decode a text column; invalid UTF-8 is accepted, so that only its row fails to verify."""
     return content.decode(errors="surrogateescape")

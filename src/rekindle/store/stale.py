@@ -22,7 +22,7 @@ from rekindle.errors import StoreError
 from rekindle.store.description import FILE, read_description
 from rekindle.store.directory import is_at
 from rekindle.store.shards import SHARD_NAME
-from rekindle.store.siblings import opened_for_reading
+from rekindle.store.sqlite_file import opened_for_reading
 from rekindle.store.sync import FileSystem
 
 logger = logging.getLogger(__name__)

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 from rekindle.config import StoreSettings
-from rekindle.spec import KVLayout
+from rekindle.spec import Change, KVLayout
 from rekindle.store.check import check_index, damaged_blocks
 from rekindle.store.commands import StoreChange
 from rekindle.store.damage import INDEX_DAMAGE, kind_of
@@ -37,7 +38,6 @@ from rekindle.store.refusal import refusal
 from rekindle.store.room import OnLost, ignore
 from rekindle.store.schema import agent_key
 from rekindle.store.shards import SHARD_BYTES
-from rekindle.store.siblings import known_to_sibling
 from rekindle.store.staging import StagingBuffer
 from rekindle.store.stale import collect_stale
 from rekindle.store.sync import FileSystem, OsFileSystem
@@ -48,6 +48,7 @@ from rekindle.worker import Worker
 __all__ = ["PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "StoredBlock", "WarmStore"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class WarmStore:
@@ -59,6 +60,7 @@ class WarmStore:
     def __init__(
         self,
         parts: OpenedStore,
+        described: Description,
         settings: StoreSettings,
         *,
         clock: Clock,
@@ -68,6 +70,7 @@ class WarmStore:
     ) -> None:
         self.secret = parts.place.secret
         self._parts = parts
+        self._described = described
         self.index = parts.index
         self._clock = clock
         self._block_tokens = parts.shards.formats[0].block_tokens
@@ -101,6 +104,7 @@ class WarmStore:
         shard_bytes: int = SHARD_BYTES,
         model: str = "",
         namespaces: Sequence[str] = ("default",),
+        made_from: Mapping[str, str] = NOTHING,
         on_saved: OnSaved = ignore,
         on_lost: OnLost = ignore,
     ) -> WarmStore:
@@ -108,7 +112,8 @@ class WarmStore:
 
         StoreLocked if another process has it, StoreError if the directory cannot be used (StoreRefused: the disk is
         full or not writable). A damaged index is set aside and rebuilt from the records, with chains of `namespaces` as
-        recovered agents. `clock` is wall time. Other stores in `directory` unused for `stale_ttl_s` are removed.
+        recovered agents. `made_from` is that of the `ModelSpec`. `clock` is wall time. Other stores in `directory`
+        unused for `stale_ttl_s` are removed.
 
         The writer calls `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable, and `on_lost(…)` when
         eviction has shortened a branch: `num_tokens` of it are still durable, 0 if it is gone; the transaction is
@@ -117,12 +122,14 @@ class WarmStore:
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
         try:
-            described = describe(place.path, Description(model, layout, tuple(namespaces)), fs)
+            described = describe(place.path, Description(model, layout, tuple(namespaces), made_from), fs)
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
             parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, now=clock(), fs=fs)
             disk_bytes = parts.budget(settings.disk_bytes, fs)
-            return cls(parts, settings, clock=clock, disk_bytes=disk_bytes, on_saved=on_saved, on_lost=on_lost)
+            return cls(
+                parts, described, settings, clock=clock, disk_bytes=disk_bytes, on_saved=on_saved, on_lost=on_lost
+            )
         except OSError as error:
             place.release()
             raise refusal(error, f"the store {place.path} cannot be opened: {error}") from error
@@ -261,9 +268,12 @@ class WarmStore:
         """Whether the index shows that blocks of the branch are gone; False if it cannot be read."""
         return self._query(lambda: self.index.ids(record, self._block_tokens) is None, False)
 
-    def known_elsewhere(self, namespace: str, agent: str) -> bool:
-        """Whether another model's store in the same directory has the agent, whose blocks this model cannot use."""
-        return known_to_sibling(self._parts.place.path, namespace, agent, self.secret)
+    def known_elsewhere(self, namespace: str, agent: str) -> tuple[Change, ...] | None:
+        """What differs in another store of this directory that has the agent, whose blocks this model cannot use.
+
+        None if no other has it; empty if it does not say what it was made from.
+        """
+        return self._parts.others.changes(agent_key(namespace, agent, self.secret), self._described)
 
     def touch(self, namespace: str, agent: str, branch: int, last_use: float) -> None:
         """Record that a branch was used without a change. Free: made durable with the next save, command or close.

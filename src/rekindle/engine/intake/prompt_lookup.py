@@ -24,9 +24,10 @@ from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.preambles import Preamble
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
-from rekindle.matching.explain import Explanation, KnownCause, explain
+from rekindle.matching.explain import Explanation, explain, explain_elsewhere
 from rekindle.matching.generated_arguments import Opening, with_generated_arguments
 from rekindle.matching.matcher import Mode, Relation, TextMatch
+from rekindle.spec import Change
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
@@ -46,11 +47,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a lookup: the best match, and whether the agent has a memory here, or with another model."""
+    """Result of a lookup: the best match, whether the agent has a memory here, what differs in one elsewhere."""
 
     match: TextMatch
     has_own: bool
-    is_elsewhere: bool
+    elsewhere: tuple[Change, ...] | None
 
 
 class PromptLookup:
@@ -149,9 +150,9 @@ class PromptLookup:
         mode = request.reuse if request.reuse != "off" else None
         match = self.match(request.namespace, request.agent, rendered, mode=mode, parent=request.parent)
         if request.agent is None:
-            return _Found(match, has_own=False, is_elsewhere=False)
+            return _Found(match, has_own=False, elsewhere=None)
         has_own = bool(self._memory.book.of(request.namespace, request.agent))
-        return _Found(match, has_own, self._memory.is_elsewhere(request.namespace, request.agent))
+        return _Found(match, has_own, self._memory.elsewhere(request.namespace, request.agent))
 
     def of_ids(self, request: GenerationRequest, ids: np.ndarray) -> Prompt:
         """Look up ids, which run as they are: matched with the agent's branches by ids, not by text. On the intake
@@ -184,15 +185,9 @@ class PromptLookup:
         return self._reuse == "off" or request.reuse == "off"
 
     def _explain(self, found: _Found, rendering: Rendering, num_tokens: int) -> Explanation | None:
-        known: KnownCause | None = "other_fingerprint" if found.is_elsewhere else None
-        return explain(
-            found.match,
-            rendering.prompt,
-            rendering.as_sent,
-            encoder=self._encoder,
-            known=known,
-            num_tokens=num_tokens,
-        )
+        if found.elsewhere is not None:
+            return explain_elsewhere(found.elsewhere)
+        return explain(found.match, rendering.prompt, rendering.as_sent, encoder=self._encoder, num_tokens=num_tokens)
 
 
 def _parts(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:

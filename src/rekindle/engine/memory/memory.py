@@ -25,6 +25,7 @@ from rekindle.engine.memory.summaries import Summaries
 from rekindle.engine.memory.system_texts import SystemTexts
 from rekindle.engine.request import FinishedTurn
 from rekindle.matching.matcher import Matcher, StoredBranch
+from rekindle.spec import Change
 from rekindle.store.commands import Delete, Pin, StoreCommand
 from rekindle.store.warm import SequenceRecord, WarmStore
 from rekindle.text.prompt import PromptEncoder
@@ -131,10 +132,11 @@ class AgentMemory:
         self.index(known)
         return known
 
-    def is_elsewhere(self, namespace: str, agent: str) -> bool:
-        """Whether an agent that has nothing here is known to another model of the same store."""
+    def elsewhere(self, namespace: str, agent: str) -> tuple[Change, ...] | None:
+        """What differs in the store's memory of an agent that has nothing here, but was known under another
+        fingerprint; None if it was not."""
         known = bool(self.book.of(namespace, agent))
-        return not known and self._store is not None and self._store.known_elsewhere(namespace, agent)
+        return None if known or self._store is None else self._store.known_elsewhere(namespace, agent)
 
     def _stored_ids(self, branch: Branch) -> np.ndarray | None:
         if self._store is None:
