@@ -1,7 +1,9 @@
 """Agent ids: validation of those that callers give, and the kinds that the engine generates.
 
 The one owner of both, for the library, HTTP, sessions and the store. A given id is any UTF-8 of 1 to 256 bytes without
-control characters. Generated ids begin with one, so the two never collide; on disk and in logs both are plain text.
+control characters, a new one of characters that are all seen (`is_shown`, the rule for names in sessions, too). Ids of
+older stores may have others: they can be read and deleted. Generated ids begin with a control character, so the two
+never collide; on disk and in logs both are plain text.
 """
 
 from __future__ import annotations
@@ -77,3 +79,22 @@ def check_agent_id(agent: object, *, where: str) -> str:
     if any(unicodedata.category(character) == "Cc" for character in agent):
         raise BadRequest(f"{where}: an agent's id has no control characters", param=where)
     return agent
+
+
+def check_new_agent_id(agent: object, *, where: str) -> str:
+    """Return a valid id under which something may be remembered; else a BadRequest as `check_agent_id` raises it."""
+    valid = check_agent_id(agent, where=where)
+    unseen = next((character for character in valid if not is_shown(character)), None)
+    if unseen is not None:
+        raise BadRequest(
+            f"{where}: an agent's id has no invisible characters, marks of direction, or blanks but the space, so that "
+            f"no two ids look alike; this one has U+{ord(unseen):04X}: leave it out",
+            param=where,
+        )
+    return valid
+
+
+def is_shown(text: str) -> bool:
+    """Whether each character of a name is seen as itself: none is a control character, a line break, a mark of
+    direction, a joiner, or a blank but the space."""
+    return text.isprintable()

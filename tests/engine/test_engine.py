@@ -13,9 +13,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rekindle.engine.api import Engine
+from rekindle.engine.generation import Generation
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import BadRequest, NotFound, PromptTooLong, RekindleError
 from rekindle.model.params import SamplingParams
+from rekindle.text.messages import normalise_messages
 from tests.engine.conftest import Start
 from tests.engine.holding import held
 
@@ -282,6 +284,24 @@ def test_a_memory_of_another_fingerprint_says_what_differs(start: Start, tiny_ll
         described.write_text(json.dumps(known), "utf-8")
     report = talk(start(dtype="bf16"), "fay", [SYSTEM], "What is new?").report
     assert report.explanation is not None and "does not say what differs" in report.explanation.detail
+
+
+def test_an_id_that_is_new_no_more_can_be_read_forked_and_deleted(start: Start) -> None:
+    engine, old = start(), "\u202eada"
+    with pytest.raises(BadRequest, match=r"U\+202E"):
+        talk(engine, old, [SYSTEM], "Hello!")
+    said = tuple(normalise_messages([SYSTEM, user("Hello!")]))
+    request = GenerationRequest(agent=old, messages=said, params=SamplingParams(max_tokens=4))
+    generation = Generation()
+    engine.components.intake.submit(request, [generation])  # what an older version did
+    generation.result()
+    engine.close()
+    engine = start()
+    assert [info.agent for info in engine.agents()] == [old]
+    engine.agent(old).fork("ada")
+    assert talk(engine, "ada", [SYSTEM], "Hello!").report.outcome == "exact"
+    engine.delete(old)
+    assert [info.agent for info in engine.agents()] == ["ada"]
 
 
 def test_blocks_that_are_gone_everywhere_are_named_as_the_cause(start: Start) -> None:

@@ -22,8 +22,8 @@ GOOD = [
     "?limit=1#x",
     "' OR 1=1; DROP TABLE agent; --",
     "{{7*7}}",
-    "\u202eright to left",
-    "family \U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\u05d9\u05de\u05d9\u05df right to left",
+    "family \U0001f468\U0001f469\U0001f467",
     "x" * 256,
     "\u00e9" * 128,
     "why",
@@ -49,6 +49,16 @@ def test_a_strange_id_is_an_id_like_any_other(target: Target, agent: str) -> Non
     assert target.send("GET", f"/v1/agents/{spelled}").json["id"] == agent
     assert target.send("DELETE", f"/v1/agents/{spelled}").status == 200
     assert agent not in [entry["id"] for entry in target.send("GET", "/v1/agents").json["data"]]
+
+
+@pytest.mark.parametrize("raw", ["%E2%80%AEright%20to%20left", "ada%E2%80%8B", "ada%C2%A0"])
+def test_a_character_that_is_not_seen_is_in_no_new_id(target: Target, raw: str) -> None:
+    body = {"messages": SAID, "max_tokens": 1}
+    refused = target.send("POST", "/v1/chat/completions", body, X_Agent_ID=raw)
+    assert refused.status == 400 and "invisible characters" in refused.json["error"]["message"]
+    assert target.send("POST", f"/v1/agents/{raw}/prefill", {"messages": SAID}).status == 400
+    assert target.send("GET", f"/v1/agents/{raw}").status == 404, "an older store may have it, so it can be asked for"
+    assert target.send("DELETE", f"/v1/agents/{raw}").status == 404
 
 
 @pytest.mark.parametrize("raw", BAD)

@@ -9,14 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_agent_id, check_new_agent_id
 from rekindle.errors import BadRequest
 from rekindle.server.gate.caller import Caller, decode_agent_id, named_by
 
-ids = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=64)
+# Of any version of Unicode, so without what is not assigned in some.
+seen = st.characters(exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" ")
+ids = st.text(seen.filter(str.isprintable), min_size=1, max_size=64)
+kept = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=64)
+UNSEEN = [
+    "\u202eada",
+    "a\u200bda",
+    "a\u2066da",
+    "ad\u00ada",
+    "ada\ufeff",
+    "ada\u2028",
+    "ada\u00a0",
+    "a\u200dda",
+    "\U000e0061da",
+]
 
 
-@given(ids)
+@given(kept)
 def test_every_id_survives_its_spelling(agent: str) -> None:
     assert decode_agent_id(quote(agent, safe="").encode(), where="id") == agent
 
@@ -105,3 +119,15 @@ def test_an_id_in_json_obeys_the_same_rule() -> None:
     for bad in ("", "x" * 257, "a\x00b", "\ud800"):
         with pytest.raises(BadRequest):
             check_agent_id(bad, where="target")
+
+
+@pytest.mark.parametrize("agent", UNSEEN)
+def test_a_new_id_has_only_characters_that_are_seen(agent: str) -> None:
+    spelled = quote(agent, safe="")
+    for headers in ({"x-agent-id": spelled}, {"x-agent-id": "a", "x-parent-agent-id": spelled}, {CLAUDE[0]: spelled}):
+        with pytest.raises(BadRequest, match=r"U\+[0-9A-F]{4,5}: leave it out") as caught:
+            named_by(Headers(headers))
+        assert caught.value.param == list(headers)[-1]
+    with pytest.raises(BadRequest, match="target: an agent's id has no invisible"):
+        check_new_agent_id(agent, where="target")
+    assert decode_agent_id(spelled.encode(), where="id") == agent, "one of an older store can be read and deleted"

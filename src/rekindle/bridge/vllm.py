@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.logger import init_logger
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_new_agent_id
 from rekindle.bridge.figures import Figures
 from rekindle.bridge.names import Scope, adapter_digest, model_fingerprint
 from rekindle.bridge.owner import RecordOwner
@@ -298,7 +298,7 @@ def _agent(given: object) -> str | None:
     if given is None:
         return None
     try:
-        return check_agent_id(given, where="kv_transfer_params.agent")
+        return check_new_agent_id(given, where="kv_transfer_params.agent")
     except BadRequest as error:
         logger.warning("%s; its KV is kept as that of an unnamed conversation", error)
         return None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_new_agent_id
 from rekindle.cache.blocks.token_ids import Ids
 from rekindle.engine import agent_admin
 from rekindle.engine.calls import (
@@ -99,7 +99,7 @@ class Agent:
 
         BadRequest if `target` has a memory; after a StoreError it has none.
         """
-        agent_admin.fork(self._parts(), self.namespace, self.id, check_agent_id(target, where="target"))
+        agent_admin.fork(self._parts(), self.namespace, self.id, check_new_agent_id(target, where="target"))
         return Agent(target, self.namespace, self._submit, self._parts)
 
     def rewind(self, turns: int = 1) -> int:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, Unpack
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_agent_id, check_new_agent_id
 from rekindle.cache.blocks.token_ids import Ids
 from rekindle.config import Settings, SettingsKeywords, SettingsWithoutModel
 from rekindle.engine import agent_admin
@@ -192,7 +192,7 @@ class Engine:
         """
         for name, agent in (("agent", request.agent), ("parent", request.parent)):
             if agent is not None:
-                check_agent_id(agent, where=name)
+                check_new_agent_id(agent, where=name)
         most = self.settings.cache.max_branches
         if not 1 <= n <= most:
             raise BadRequest(f"n must be from 1 to {most}, as many replies as an agent keeps", param="n")
@@ -321,7 +321,7 @@ class Engine:
         Blocks are named by `fingerprint`, namespace and the store's secret, which have to be the same there. What does
         not come along, or does not fit within `timeout_s`, is computed when it is needed. StoreError without a store.
         """
-        check_agent_id(agent, where="agent")
+        check_new_agent_id(agent, where="agent")
         parts = self.components
         if parts.adoption is None:
             raise StoreError("there is no store to take blocks in: start the engine with one")

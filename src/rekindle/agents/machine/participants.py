@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 
+from rekindle.agent_ids import is_shown
 from rekindle.agents.machine.ballots import choice, ranking
 from rekindle.agents.machine.lookalikes import mixed_scripts, skeleton
 from rekindle.agents.machine.types import MOST_AGENTS, TOPOLOGIES, Forked, Participant, Plan
@@ -66,7 +67,7 @@ def check_name(name: str, taken: Sequence[str], *, param: str) -> None:
     if not name.strip() or name != name.strip() or len(name) > MOST_NAME_CHARS:
         message = f"a name has 1 to {MOST_NAME_CHARS} characters, and no blanks around them"
         raise BadRequest(message, param=param)
-    if name in (".", "..") or not name.isprintable() or any(sign in name for sign in SIGNS):
+    if name in (".", "..") or not is_shown(name) or any(sign in name for sign in SIGNS):
         raise BadRequest(
             f"{name!r} cannot be a name: no dots alone, line breaks, colons, commas, brackets", param=param
         )

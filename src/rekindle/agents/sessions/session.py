@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_new_agent_id
 from rekindle.agents.log.codec import check_readable
 from rekindle.agents.log.journal import Durable, Journal, failure, written
 from rekindle.agents.log.records import SavedSession, SessionRecords
@@ -55,9 +55,9 @@ def agent_of(session: str, name: str, identity: str | None) -> str:
 
 
 def check_agents(session: str, named: Iterable[tuple[str, str | None]]) -> None:
-    """Raise BadRequest for (name, identity or None) pairs that do not give a valid agent id."""
+    """Raise BadRequest for (name, identity or None) pairs that do not give a valid new agent id."""
     for name, identity in named:
-        check_agent_id(agent_of(session, name, identity), where="agents")
+        check_new_agent_id(agent_of(session, name, identity), where="agents")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_new_agent_id
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo
 from rekindle.errors import BadRequest, NotFound
@@ -213,7 +213,7 @@ def _changing(router: APIRouter, engine: Engine) -> None:
     @router.post("/{id}/fork", response_model=AgentEntry)
     def fork_agent(agent: Agent, namespace: Namespace, body: ForkBody) -> dict[str, Any]:
         """Give another agent all that this one remembers, without copying KV. Answers with the new agent."""
-        target = check_agent_id(body.target, where="target")
+        target = check_new_agent_id(body.target, where="target")
         engine.fork(agent, target, namespace=namespace)
         return _shown(engine, target, namespace)
 

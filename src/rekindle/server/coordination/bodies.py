@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from rekindle.agent_ids import MAX_ID_BYTES, check_agent_id
+from rekindle.agent_ids import MAX_ID_BYTES, check_new_agent_id
 from rekindle.agents.machine.decisions import Mode, Question
 from rekindle.agents.machine.participants import MOST_NAME_CHARS
 from rekindle.agents.machine.types import HOST, MOST_AGENTS, Audience, Participant, Plan, Topology
@@ -168,7 +168,7 @@ def plan_of(body: SessionBody) -> Plan:
     """Return the plan that a body describes; BadRequest names the field to change."""
     for at, each in enumerate(body.agents):
         if each.agent is not None:
-            check_agent_id(each.agent, where=f"agents[{at}].agent")
+            check_new_agent_id(each.agent, where=f"agents[{at}].agent")
     return Plan(
         participants=tuple(Participant(each.name, each.persona, each.role, each.agent) for each in body.agents),
         topology=body.topology,

@@ -15,7 +15,7 @@ from fastapi import Depends, Query, Request
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from rekindle.agent_ids import check_agent_id
+from rekindle.agent_ids import check_agent_id, check_new_agent_id
 from rekindle.errors import BadRequest
 from rekindle.server.errors import needs_admin
 from rekindle.server.lines import line_of
@@ -128,7 +128,7 @@ def named_by(headers: Headers) -> Caller:
         value = headers.get(family.own)
         if value is not None:
             given = family.named_in(headers) | {family.own: value}
-            ids = {name: decode_agent_id(value.encode("latin-1"), where=name) for name, value in given.items()}
+            ids = {name: _new_id(value, name) for name, value in given.items()}
             return _named(ids[family.own], ids.get(family.parent or ""), given)
     for family in CLIENT_FAMILIES:
         given = family.named_in(headers)
@@ -139,7 +139,7 @@ def named_by(headers: Headers) -> Caller:
 
 def _of_client(family: _Family, given: Mapping[str, str]) -> Caller:
     """Join session and sub-agent so that distinct pairs give distinct ids; the session alone is its main agent."""
-    parts = {name: _part(decode_agent_id(value.encode("latin-1"), where=name)) for name, value in given.items()}
+    parts = {name: _part(_new_id(value, name)) for name, value in given.items()}
     session, sub = parts[family.own], parts.get(family.sub or "")
     parent = parts.get(family.parent or "")
 
@@ -163,8 +163,16 @@ def _part(part: str) -> str:
 
 def decode_agent_id(raw: bytes, *, where: str) -> str:
     """Decode a percent-encoded id; an invalid one is a 400 that states what an id may be."""
+    return check_agent_id(_decoded(raw, where), where=where)
+
+
+def _new_id(value: str, where: str) -> str:
+    """Decode the id in a header, under which something may be remembered; an invalid one is a 400 as above."""
+    return check_new_agent_id(_decoded(value.encode("latin-1"), where), where=where)
+
+
+def _decoded(raw: bytes, where: str) -> str:
     try:
-        agent = unquote_to_bytes(raw).decode()
+        return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
         raise BadRequest(f"{where}: the agent's id is not UTF-8", param=where) from None
-    return check_agent_id(agent, where=where)
