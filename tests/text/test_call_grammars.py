@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from rekindle.errors import BadRequest
+from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.messages import GUARD, Message, ToolCall
-from rekindle.text.replies import ParsedReply, ReplyStream, begin_reply, find_reply_format
+from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream, begin_reply, find_reply_format
+from rekindle.text.replies.keyed import KeyedForm
+from rekindle.text.replies.reader import CallMarks
 from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
 from tests.text.test_constraints import constraints_of, follow, ids_of
 from tests.text.test_reply_formats import ASKED, HOLDS_ONE, id_for, reply_of, structured, until_end
@@ -205,6 +208,63 @@ def test_other_formats_have_free_calls() -> None:
     assert not constraints_of("pythonic").enforces(FREE)
     assert constraints_of("hermes").enforces(FREE)
     assert not constraints_of("hermes").enforces(Calls(()))
+
+
+LOOSE = ("pythonic", "python_lines", "keyed")
+ANYTHING = {
+    "place": 'it\'s "so"',
+    "floors": [1, -2.5e3],
+    "deep": {"on": True, "none": None, "of": [{}]},
+    "text": "a\nb",
+}
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_next_to_a_form_a_call_of_every_notation_is_whole_and_of_a_tool(name: str) -> None:
+    """Also where arguments are neither JSON nor in tags, so that no schema is enforced in them."""
+    given = Constraint("json", {"type": "integer"})
+    assert takes(name, ids_of(name, "7"), FREE, given=given)
+    for arguments in ({"place": "attic"}, {"floor": 2, "place": "attic"}, {}):
+        assert takes(name, reply_with(name, arguments), FREE, given=given), arguments
+        assert takes(name, reply_with(name, arguments, tool="add"), FREE, given=given)
+        assert not takes(name, reply_with(name, arguments, tool="listen"), FREE, given=given)
+    assert takes(name, reply_with(name, ANYTHING), FREE, given=given)
+    two = reply_with(name, {"place": "attic"}, {"place": "cellar"})
+    assert takes(name, two, FREE, given=given)
+    assert not takes(name, two, replace(FREE, parallel=False), given=given)
+    whole = structured(encoder_for(name), np.array(reply_with(name, {"place": "attic"}), np.uint32))
+    assert takes(name, ids_of(name, whole), FREE, given=given)
+    for end in range(1, len(whole.rstrip()) - 1):
+        assert not takes(name, ids_of(name, whole[:end]), FREE, given=given), "a part of a call is none"
+    at = whole.index("look") + len("look")
+    for inside in (
+        "",
+        "look",
+        " Hello there",
+        "(Hello there)",
+        "{Hello there}",
+        "(place=)",
+        "{place:}",
+        "(place=attic)",
+    ):
+        wrong = whole[:at] + inside + whole[whole.rindex("\ufdd0") if "\ufdd0" in whole else whole.rindex("<") :]
+        assert not takes(name, ids_of(name, wrong), FREE, given=given), wrong
+
+
+def test_special_quotes_that_are_text_end_a_string_too() -> None:
+    form = ReplyFormat(tools=KeyedForm(CallMarks("<call>", "</call>"), "<q>"))
+    constraints = ReplyConstraints(encoder_for("hermes"), form, ends=ends_of("hermes"))
+    try:
+        for inside, is_right in (
+            ("call:look{place:<q>the {attic}<q>,floor:2}", True),
+            ("call:look{place:<q>the attic,floor:2}", False),
+            ("call:look{place:<q>the<q>attic<q>}", False),
+        ):
+            matcher = constraints.matcher(Constraint("json", {"type": "integer"}), opening="", calls=FREE)
+            ids = ids_of("hermes", f"<call>{inside}</call>")
+            assert (follow(matcher, ids) and bool(matcher.allowed()[ends_of("hermes")].any())) == is_right, inside
+    finally:
+        constraints.close()
 
 
 def test_names_are_those_of_tools_in_any_order_of_signs() -> None:

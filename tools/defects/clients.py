@@ -203,9 +203,16 @@ CLIENTS = (
     one(
         "calls without tools",
         "text/constraints/grammar.py",
-        "else self._call() if calls else []",
-        "else self._call()",
+        "else self._call(calls) if calls is not None else []",
+        "else self._call(calls or Calls(()))",
         f"{FORMS}::test_a_call_may_take_the_place_of_the_text",
+    ),
+    one(
+        "calls in other notations that are free after their mark",
+        "text/constraints/grammar.py",
+        "        if loose:\n",
+        "        if False:\n",
+        "tests/text/test_call_grammars.py::test_next_to_a_form_a_call_of_every_notation_is_whole_and_of_a_tool",
     ),
     one(
         "objects open to names of the model's own",

@@ -24,6 +24,7 @@ from rekindle.text.constraints.calls import (
     literal,
     terms,
 )
+from rekindle.text.constraints.loose_calls import loose_calls
 from rekindle.text.constraints.schema import schema_rule
 from rekindle.text.constraints.tagged import tagged_arguments, unenforced
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
@@ -91,7 +92,7 @@ class ReplyGrammar:
         each of their tools; with none, they are free.
         """
         written = self._written(calls, arguments)
-        rules = self._rules(opening, answer=answer is not None, calls=calls is not None, written=written)
+        rules = self._rules(opening, answer=answer is not None, calls=calls, written=written)
         if rules is None:
             return json.dumps({"grammars": [answer]})
         grammars: list[dict[str, object]] = [{"lark_grammar": "\n".join(rules)}]
@@ -100,12 +101,12 @@ class ReplyGrammar:
             grammars += [{"name": name, **grammar} for name, grammar in each.grammars.items()]
         return json.dumps({"grammars": grammars})
 
-    def _rules(self, opening: str, *, answer: bool, calls: bool, written: CallRules | None) -> list[str] | None:
+    def _rules(self, opening: str, *, answer: bool, calls: Calls | None, written: CallRules | None) -> list[str] | None:
         """Return the rules around `@answer`; None if that is the whole reply. `written`: calls that are not free."""
         if written is not None and written.calls.is_forced:
             return written.forced(self.form.opening(written.calls.name) or "")
         if isinstance(self.form.tools, ChannelForm):
-            return self._in_channels(self.form.tools, answer=answer, calls=calls, written=written)
+            return self._in_channels(self.form.tools, answer=answer, calls=calls is not None, written=written)
         thinking = self.form.leading_reasoning
         thought = "" if thinking is None else self._thought(thinking, opening)
         closed = self._closed(thinking) if thinking is not None and thought else []
@@ -113,7 +114,7 @@ class ReplyGrammar:
         if not answer:
             assert written is not None, "a reply of any text and any calls needs no grammar"
             return [*written.free(f"{thought} {gap}"), *closed]
-        call = written.alone() if written is not None else self._call() if calls else []
+        call = written.alone() if written is not None else self._call(calls) if calls is not None else []
         if not thought and not call:
             return None
         rules = [f"start: {thought} reply", f"reply: {gap} @answer" + (f" | {gap} call" if call else "")]
@@ -158,9 +159,12 @@ class ReplyGrammar:
             return [f"thought: {TEXT} {terms(thinking.close, self.pieces)}"]
         return [f"thought[suffix={literal(thinking.close)}]: {TEXT}"]
 
-    def _call(self) -> list[str]:
-        """Return the rule of calls whose tools are not known, free after their mark, up to the one that closes them if
-        that is a token; none if calls cannot be distinguished."""
+    def _call(self, calls: Calls) -> list[str]:
+        """Return the rules of calls with any arguments. Where only their marks are known, they are free after the first
+        one, up to the one that closes them if that is a token; none if calls cannot be distinguished."""
+        loose = loose_calls(self.form.tools, calls, self.pieces)
+        if loose:
+            return loose
         marks = self.form.tools.marks if self.form.tools is not None else None
         if marks is None or not marks.open:
             return []
