@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.engine.tool_choice import ToolChoice, steered
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, steered, template_kwargs
+from rekindle.server.answers.steering import parse_tool_choice, template_kwargs
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.gate.caller import Caller

@@ -32,14 +32,14 @@ STRICT_CALLS = (
     ),
     one(
         "forced calls with any arguments",
-        "server/answers/steering.py",
+        "engine/tool_choice.py",
         'if choice.is_forced or binds or function["name"] in strict else None',
         'if binds or function["name"] in strict else None',
         f"{STRICT}::test_forced_calls_of_chats_have_valid_arguments",
     ),
     one(
         "every tool allowed",
-        "server/answers/steering.py",
+        "engine/tool_choice.py",
         'if choice.allowed is None or function["name"] in choice.allowed\n',
         "",
         f"{STEER}::test_some_of_the_tools_can_be_allowed",

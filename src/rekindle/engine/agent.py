@@ -55,7 +55,11 @@ class Agent:
 
     def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
         """Chat; iterate the result with `for` or `async for`. Options and errors as in `Engine.stream`."""
-        return self._submit(chat_request(messages, self.id, self.namespace, defaults=self._parts().sampling, **options))
+        parts = self._parts()
+        request = chat_request(
+            messages, self.id, self.namespace, defaults=parts.sampling, form=parts.reply_format, **options
+        )
+        return self._submit(request)
 
     def chat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
         """Return the whole reply to `messages`, with options as in `stream`."""

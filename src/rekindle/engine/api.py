@@ -218,10 +218,13 @@ class Engine:
     ) -> Generation:
         """Chat as `agent` (None: an unnamed conversation); iterate the result with `for` or `async for`.
 
-        `options` are those of `SamplingParams`, `tools` and `reuse`; TypeError for others. Sampling that is not given
+        `options` are those of `SamplingParams`, `tools`, `reuse` and `constraint`; TypeError for others. Calls of
+        tools are bound as over HTTP: those of a `strict` one have arguments of its schema. Sampling that is not given
         is as the model's generation_config.json says, or else that of `SamplingParams`. Raises BadRequest.
         """
-        return self.submit(chat_request(messages, agent, namespace, defaults=self.sampling, **options))
+        parts = self.components
+        request = chat_request(messages, agent, namespace, defaults=parts.sampling, form=parts.reply_format, **options)
+        return self.submit(request)
 
     def chat(
         self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]

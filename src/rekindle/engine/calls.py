@@ -10,13 +10,15 @@ from typing import Any, TypedDict, Unpack
 
 from rekindle.cache.blocks.token_ids import Ids, token_ids
 from rekindle.engine.generation import Generation
+from rekindle.engine.tool_choice import ToolChoice, steered, strict_functions
 from rekindle.engine.types import ChatResult, Delta, GenerationRequest, Reuse
 from rekindle.errors import BadRequest
 from rekindle.keywords import check_keywords
 from rekindle.model.params import SamplingKeywords
 from rekindle.model.sampling_defaults import SamplingDefaults
-from rekindle.text.constraints.types import Calls, Constraint
+from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import normalise_messages
+from rekindle.text.replies import ReplyFormat
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -48,14 +50,16 @@ def chat_request(
     namespace: str,
     *,
     defaults: SamplingDefaults,
+    form: ReplyFormat,
     tools: Sequence[Mapping[str, Any]] | None = None,
     reuse: Reuse | None = None,
     constraint: Constraint | None = None,
     **sampling: Unpack[SamplingKeywords],
 ) -> GenerationRequest:
-    """Build the request of `chat`. Raises TypeError for an unknown keyword; BadRequest."""
+    """Build the request of `chat`, whose calls are bound as those of the routes. Raises TypeError for an unknown
+    keyword; BadRequest."""
     check_keywords("chat", sampling, ChatKeywords.__annotations__)
-    return GenerationRequest(
+    request = GenerationRequest(
         messages=normalise_messages(messages),
         agent=agent,
         namespace=namespace,
@@ -63,8 +67,9 @@ def chat_request(
         params=defaults.params("openai", sampling),
         reuse=reuse,
         constraint=constraint,
-        calls=Calls(()) if tools else None,
     )
+    names, strict = strict_functions(tools or ())
+    return steered(request, form, ToolChoice(), tool_names=names, strict=strict)
 
 
 def text_request(

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from rekindle.engine.tool_choice import ToolChoice as Steer
+from rekindle.engine.tool_choice import steered
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import only, read_format
-from rekindle.server.answers.steering import ToolChoice as Steer
-from rekindle.server.answers.steering import effort_kwargs, steered
+from rekindle.server.answers.steering import effort_kwargs
 from rekindle.server.answers.validation import validated
 from rekindle.server.anthropic.bodies import (
     HARMLESS,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rekindle.engine.tool_choice import ToolChoice, steered
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
@@ -13,7 +14,7 @@ from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_schema
 from rekindle.server.answers.functions import read_functions
-from rekindle.server.answers.steering import ToolChoice, steered, template_kwargs
+from rekindle.server.answers.steering import template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.bodies import (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.engine.tool_choice import ToolChoice
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
@@ -13,7 +14,7 @@ from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import NAMES, only, read_format, read_named, read_structured_outputs
 from rekindle.server.answers.functions import read_functions
-from rekindle.server.answers.steering import ToolChoice, parse_tool_choice, template_fields, template_kwargs
+from rekindle.server.answers.steering import parse_tool_choice, template_fields, template_kwargs
 from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.aliases import CHAT_NEUTRAL, TEXT_NEUTRAL, chat_parameters, text_parameters

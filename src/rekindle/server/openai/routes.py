@@ -8,8 +8,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from rekindle.engine.generation import Generation
+from rekindle.engine.tool_choice import steered
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
-from rekindle.server.answers.steering import steered
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import ChatCall, CompletionCall, parse_chat, parse_completion
 from rekindle.server.openai.chat import ChatReply

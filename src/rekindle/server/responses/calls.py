@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+from rekindle.engine.tool_choice import ToolChoice
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_format
-from rekindle.server.answers.steering import ToolChoice, template_fields, template_kwargs
+from rekindle.server.answers.steering import template_fields, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from rekindle.engine.generation import Generation
+from rekindle.engine.tool_choice import steered
 from rekindle.errors import BadRequest, NotFound
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
-from rekindle.server.answers.steering import steered
 from rekindle.server.border import Router
 from rekindle.server.errors import invalid
 from rekindle.server.gate.caller import Caller, access_of, caller_of

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekindle.engine.tool_choice import ToolChoice
 from rekindle.errors import BadRequest
-from rekindle.server.answers.steering import ToolChoice, parse_tool_choice
+from rekindle.server.answers.steering import parse_tool_choice
 from rekindle.server.responses.call_items import CUSTOM, FUNCTION, KINDS, ToolKind, full_name
 from rekindle.server.responses.client_tools import custom_function, described
 from rekindle.text.omissions import Omissions, kind_of
