@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.front.conftest import Pair
+from tests.front.conftest import Pair, fronting
 from tests.server.conftest import Served
+from tests.server.scripted import serving
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
 VOLATILE = {"id", "created", "created_at", "completed_at", "rekindle", "system_fingerprint", "usage", "total_duration"}
 VOLATILE |= {"load_duration", "prompt_eval_duration", "eval_duration", "call_id", "item_id"}
+
+
+def strict_tool() -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": True}}
 
 
 def settled(value: Any) -> Any:
@@ -102,9 +109,70 @@ def test_a_constraint_reaches_the_backend(pair: Pair) -> None:
     assert ours == theirs and ours["choices"][0]["message"]["content"] == "It is"
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"place": {"enum": ["cellar", "loft"]}, "n": {"$ref": "#/$defs/n"}},
+    "required": ["place", "n"],
+    "additionalProperties": False,
+    "$defs": {"n": {"type": "integer"}},
+}
+FORCED = [
+    {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+    {"tool_choice": "required", "parallel_tool_calls": False},
+]
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Iterator[Served]:
+    """A server of a model that does not think, as our own would let reasoning come before what is constrained."""
+    with serving(model="pocket", store="off", threads=1, hot_bytes="16MiB") as backend:
+        yield backend
+
+
+def is_right(given: Any) -> None:
+    assert set(given) == {"place", "n"} and given["place"] in ("cellar", "loft") and isinstance(given["n"], int)
+
+
+@pytest.mark.parametrize("more", FORCED)
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+def test_a_forced_call_has_arguments_of_its_schema(
+    pocket: Served, tmp_path: Path, more: dict[str, Any], kind: str
+) -> None:
+    look = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    tools = [look] if more["tool_choice"] == "required" else [look, TOOLS[1]]
+    asked = user("Where is the lamp?")
+    body = {"messages": asked, "temperature": 0, "tools": tools, "max_tokens": 300, **more}
+    with fronting(Path("pocket"), pocket, tmp_path, kind) as front:
+        (choice,) = front.send("POST", "/v1/chat/completions", body).json["choices"]
+        assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+        (call,) = choice["message"]["tool_calls"]
+        given = json.loads(call["function"]["arguments"])
+        assert call["function"]["name"] == "look"
+        is_right(given)
+        chunks = answered(front, "/v1/chat/completions", body | {"stream": True})
+        deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
+        pieces = [piece for delta in deltas for piece in delta.get("tool_calls") or ()]
+        assert json.loads("".join(piece["function"].get("arguments", "") for piece in pieces)) == given
+        tool = {"name": "look", "input_schema": SCHEMA}
+        anthropic = {
+            "model": "claude-x",
+            "messages": asked,
+            "max_tokens": 300,
+            "tools": [tool],
+            "tool_choice": {"type": "any"},
+        }
+        answer = front.send("POST", "/v1/messages", {**anthropic, "temperature": 0}).json
+        assert answer.get("stop_reason") == "tool_use", answer
+        is_right(answer["content"][-1]["input"])
+        history = [*asked, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "It is there."}]
+        follow = front.send("POST", "/v1/chat/completions", {**body, "messages": history, "tool_choice": "auto"})
+        assert follow.status == 200 and follow.json["choices"][0]["finish_reason"] == "stop", follow.body
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
+        ({"tools": [strict_tool()], "tool_choice": "auto"}, "tools[0].function.parameters"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),

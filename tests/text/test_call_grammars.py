@@ -13,7 +13,7 @@ from rekindle.errors import BadRequest
 from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.messages import GUARD, Message, ToolCall
-from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream, begin_reply, find_reply_format
+from rekindle.text.replies import CallEnd, ParsedReply, ReplyFormat, ReplyStream, begin_reply, find_reply_format
 from rekindle.text.replies.keyed import KeyedForm
 from rekindle.text.replies.reader import CallMarks
 from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
@@ -136,6 +136,21 @@ def test_a_forced_call_that_is_cut_inside_its_name_is_no_text(name: str) -> None
         assert not reply.message().content and "".join(event.raw for event in events) == rest[:at]
         at += 1
     assert at > rest.index("look") + len("look")
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in (*TAGGED, "kimi")])
+def test_a_forced_call_may_have_its_arguments_alone(name: str) -> None:
+    """As another server writes it that is asked for JSON of a schema: nothing closes the call then."""
+    encoder = encoder_for(name)
+    form = find_reply_format(encoder)
+    _, opening = begin_reply(form, encoder, prompt=encoder.render_chat([ASKED]), prefix=form.opening("look") or "")
+    reader, reply = ReplyStream(form, tools=OFFERED, opening=opening, parallel=False), ParsedReply()
+    events = reader.push('{"place": "attic"}') + reader.finish()
+    for event in events:
+        reply.take(event)
+    (call,) = reply.message().tool_calls
+    assert (call.name, call.arguments, reply.message().content) == ("look", '{"place": "attic"}', "")
+    assert [event.whole for event in events if isinstance(event, CallEnd)] == [True]
 
 
 def test_only_one_call_where_one_is_wanted() -> None:

@@ -134,7 +134,7 @@ def _computing(
         label=f"{spec.name} (texts of a front)",
         sampling=sampling,
         new_core=new_core,
-        new_constraints=lambda encoder, form: BackendConstraints(kind),
+        new_constraints=lambda encoder, form: BackendConstraints(kind, form),
         backend=backend,
     )
 

@@ -98,7 +98,7 @@ class Reply:
     sampler: SamplerState
     stream: TextStream | AnswerStream
     matcher: ReplyMatcher | None = None  # of a reply that is constrained here
-    constraint: Constraint | None = None  # as it was asked for
+    constraint: Constraint | None = None  # what another server that computes is to enforce
     texts: list[str] = field(default_factory=list)  # as emitted
 
 

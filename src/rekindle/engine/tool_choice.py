@@ -78,7 +78,7 @@ def steered(
         request = replace(request, omitted=replace(request.omitted, ignored=ignored))
     if not choice.is_forced:
         return replace(request, calls=calls)
-    opening = form.opening(choice.name)
+    opening = form.opening(calls.name)
     if opening is None or request.messages is None:
         raise BadRequest(f"{asked}: calls cannot be forced with this model and prompt: use auto", param=asked)
     return replace(request, reply_prefix=request.reply_prefix + opening, calls=calls)
@@ -110,7 +110,8 @@ def _calls(
         for function in functions
         if choice.allowed is None or function["name"] in choice.allowed
     )
-    return Calls(called, parallel=parallel and choice.name is None, is_forced=choice.is_forced, name=choice.name)
+    name = called[0].name if choice.is_forced and len(called) == 1 else choice.name  # the only one: it is begun, too
+    return Calls(called, parallel=parallel and choice.name is None, is_forced=choice.is_forced, name=name)
 
 
 def strict_functions(tools: Sequence[Any]) -> tuple[list[str], dict[str, str]]:

@@ -1,7 +1,8 @@
 """Constraints of replies that another server computes: what can be passed on to it, and a clear error for the rest.
 
 The masks of our own grammar cover reasoning, calls and text of a reply together; another server gets the constraint of
-its text alone, which holds from its first token on.
+its text alone, which holds from its first token on. A forced call of one tool is such a text: the prompt ends in its
+beginning, and the arguments in JSON are the reply. What closes the call is not written then, which readers accept.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from collections.abc import Callable
 
 from rekindle.config import BackendKind
 from rekindle.errors import BadRequest
+from rekindle.text.constraints.grammar import arguments_of
 from rekindle.text.constraints.types import Calls, Constraint
+from rekindle.text.replies import ReplyFormat
 
 
 class BackendConstraints:
-    """Says which constraints can be passed on to a backend of this kind."""
+    """Says which constraints can be passed on to a backend of this kind, for a model with this form of replies."""
 
-    def __init__(self, kind: BackendKind) -> None:
+    def __init__(self, kind: BackendKind, form: ReplyFormat) -> None:
         self._kind = kind
+        layout = form.tools.layout if form.tools is not None else None
+        self._writes_json = layout is not None and layout.tags is None and not layout.number
 
     def enforces(self, calls: Calls) -> bool:
         """Whether calls would have to be enforced: forced ones, and those of strict tools."""
@@ -26,6 +31,12 @@ class BackendConstraints:
     def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
         """Whether `matcher` takes no time: always, as nothing is compiled here."""
         return True
+
+    def passed_on(self, constraint: Constraint | None, calls: Calls | None) -> Constraint | None:
+        """Return what the backend is to enforce: a constraint, or the arguments of a forced call."""
+        if calls is None or not calls.is_forced:
+            return constraint
+        return arguments_of(next(tool for tool in calls.tools if tool.name == calls.name))
 
     def close(self) -> None:
         """Nothing to end: there is no process."""
@@ -40,11 +51,7 @@ class BackendConstraints:
     ) -> None:
         """Return None, as nothing is masked here; BadRequest for what the backend does not accept."""
         if calls is not None and self.enforces(calls):
-            tool = next((tool for tool in calls.tools if tool.is_strict), None)
-            param = "tool_choice" if calls.is_forced or tool is None else tool.param
-            raise BadRequest(
-                f"{param}: calls cannot be enforced where another server computes: leave it out", param=param
-            )
+            self._check(calls)
         if constraint is None:
             return
         param = constraint.param
@@ -57,3 +64,16 @@ class BackendConstraints:
             raise BadRequest(f"{message}: switch reasoning off, or leave it out", param=param)
         if self._kind != "vllm" and constraint.kind != "json":
             raise BadRequest(f"{param}: the server that computes takes JSON schemas only", param=param)
+
+    def _check(self, calls: Calls) -> None:
+        """Raise BadRequest for calls that cannot be enforced at the backend."""
+        if not calls.is_forced:
+            param = next(tool.param for tool in calls.tools if tool.is_strict)
+            message = f"{param}: calls that the model chooses cannot be enforced where another server computes"
+            raise BadRequest(f"{message}: leave strict out, or force the call", param=param)
+        if calls.name is None:
+            message = "tool_choice: where another server computes, only the call of one tool can be forced: name it"
+            raise BadRequest(message, param="tool_choice")
+        if not self._writes_json:
+            message = "tool_choice: this model's calls are not JSON, which another server cannot be asked for: use auto"
+            raise BadRequest(message, param="tool_choice")

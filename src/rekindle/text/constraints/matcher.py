@@ -119,6 +119,9 @@ class ReplyConstraints:
         """Whether anything of these calls can be enforced in this model's format."""
         return self._grammar.can_write(calls)
 
+    def passed_on(self, constraint: Constraint | None, calls: Calls | None) -> None:
+        """Return None: nobody else has to enforce anything."""
+
     def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
         """Whether `matcher` takes no time: its grammar is small, and compiled."""
         tools = calls.tools if calls is not None else ()
