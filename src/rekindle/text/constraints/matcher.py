@@ -194,7 +194,7 @@ class ReplyConstraints:
                 self._num_bytes -= dropped
 
     def close(self) -> None:
-        """End the process that tries grammars; calling twice is safe."""
+        """End the processes that try grammars; calling twice is safe."""
         if self._library is not None:
             self._library[1].close()
 
