@@ -308,5 +308,9 @@ def test_a_deferred_tool_is_in_the_prompt_where_a_search_finds_it() -> None:
         {**body, "messages": turns, "tool_choice": {"type": "tool", "name": "late"}}, Caller(), side
     )
     assert '"late"' in forced.request.reply_prefix
+    calls = forced.request.calls
+    assert calls is not None and calls.name == "late" and [tool.name for tool in calls.tools] == ["look", "late"]
+    needed = parse_messages({**body, "messages": turns, "tool_choice": {"type": "any"}}, Caller(), side).request
+    assert needed.calls is not None and needed.calls.name is None and len(needed.calls.tools) == 2
     with pytest.raises(BadRequest):
         parse_messages({**body, "tool_choice": {"type": "tool", "name": "never"}}, Caller(), side)

@@ -42,32 +42,27 @@ def steered(
     params: tuple[str, str] = ("tools", "tool_choice"),
     strict: Mapping[str, str] = MappingProxyType({}),
     parallel: bool = True,
+    loaded: Sequence[Mapping[str, Any]] = (),
 ) -> GenerationRequest:
     """Return the request with the calls that its reply may have, and the reply prefix that forces what `choice`
     requires.
 
-    `params`: the dialect's names for tools and tool choice. `strict`: the tools whose arguments must be what their
-    schema says, each with the schema's place in the request; the arguments of a forced call are, where that can be
-    enforced. BadRequest if the model has no template, if a call cannot be forced or forbidden, or if there is no such
-    tool.
+    `params`: the dialect's names for tools and tool choice. `loaded`: tools that the history defines. `strict`: the
+    tools whose arguments must be what their schema says, each with the schema's place in the request; the arguments of
+    a forced call are, where that can be enforced. BadRequest if the model has no template, if a call cannot be forced
+    or forbidden, or if there is no such tool.
     """
     tools, asked = params
     if choice.kind == "none" or not (tool_names or choice.is_forced):
         return request
-    if not tool_names:
-        raise BadRequest(f"{asked}: a call needs tools: send {tools}", param=asked)
-    if choice.name is not None and choice.name not in tool_names:
-        raise BadRequest(f"{asked}: there is no tool {choice.name[:100]!r} in {tools}", param=asked)
-    if choice.allowed is not None and not (choice.allowed and choice.allowed <= set(tool_names)):
-        unknown = sorted(choice.allowed - set(tool_names))
-        what = f"there is no tool {unknown[0][:100]!r} in {tools}" if unknown else "name at least one tool"
-        raise BadRequest(f"{asked}: {what}", param=asked)
+    _check(choice, tool_names, tools, asked)
     if form.tools is None:
         message = f"{tools}: this model has no chat template that could show them: leave {tools} out"
         raise BadRequest(message, param=tools)
     layout = form.tools.layout
     binds = layout is not None and layout.exact and not (request.params.min_tokens or request.params.ignore_eos)
-    calls = _calls(request, choice, strict, tools, parallel=parallel, binds=binds)
+    offered = (*(request.tools or ()), *loaded)
+    calls = _calls(offered, choice, strict, tools, parallel=parallel, binds=binds)
     if layout is None:
         if choice.allowed is not None and choice.name is None:
             message = (
@@ -84,8 +79,20 @@ def steered(
     return replace(request, reply_prefix=request.reply_prefix + opening, calls=calls)
 
 
+def _check(choice: ToolChoice, tool_names: Collection[str], tools: str, asked: str) -> None:
+    """Raise BadRequest for a choice of tools that there are not."""
+    if not tool_names:
+        raise BadRequest(f"{asked}: a call needs tools: send {tools}", param=asked)
+    if choice.name is not None and choice.name not in tool_names:
+        raise BadRequest(f"{asked}: there is no tool {choice.name[:100]!r} in {tools}", param=asked)
+    if choice.allowed is not None and not (choice.allowed and choice.allowed <= set(tool_names)):
+        unknown = sorted(choice.allowed - set(tool_names))
+        what = f"there is no tool {unknown[0][:100]!r} in {tools}" if unknown else "name at least one tool"
+        raise BadRequest(f"{asked}: {what}", param=asked)
+
+
 def _calls(
-    request: GenerationRequest,
+    offered: Sequence[Mapping[str, Any]],
     choice: ToolChoice,
     strict: Mapping[str, str],
     tools: str,
@@ -99,7 +106,7 @@ def _calls(
     """
     if not (choice.is_forced or strict or choice.allowed is not None or binds):
         return Calls((), parallel=parallel)
-    functions = [tool["function"] for tool in request.tools or ()]
+    functions = [tool["function"] for tool in offered]
     called = tuple(
         CalledTool(
             function["name"],

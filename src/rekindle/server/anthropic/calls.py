@@ -163,7 +163,8 @@ def _request(
         if tool.get("strict") and tool.get("name") in names and tool.get("name") not in conversation.loaded
     }
     parallel = asked.tool_choice is None or not asked.tool_choice.disable_parallel_tool_use
-    return steered(request, side.form, choice, tool_names=names, strict=strict, parallel=parallel), loaded
+    steering = steered(request, side.form, choice, tool_names=names, strict=strict, parallel=parallel, loaded=loaded)
+    return steering, loaded
 
 
 def _constraint(asked: PromptBody) -> Constraint | None:
