@@ -97,15 +97,17 @@ def bench_coordination_restart(
 def bench_fidelity(
     settings: Settings,
     model: Annotated[list[str] | None, typer.Option(help="smollm2 or gemma; may be repeated [both]")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="prose or code; may be repeated [both]")] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="formats or candidates; may be repeated [formats]")] = None,
     tokens: Annotated[int, typer.Option(help="of each text")] = 2048,
     context: Annotated[int, typer.Option(help="tokens of a window")] = 1024,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """Two models with real weights, on prose and code: KL, first choices, perplexity by formats of weights and KV."""
     from benchmarks.fidelity import FidelityBench, run_fidelity
-    from tools.real_models import REAL_MODELS
 
-    return run_fidelity(settings, FidelityBench(tuple(model or REAL_MODELS), tokens, context, out), console())
+    chosen = tuple(model or ()), tuple(text or ()), tuple(arm or ())
+    return run_fidelity(settings, FidelityBench(*chosen, tokens, context, out), console())
 
 
 @app.command("fleet")
@@ -214,9 +216,7 @@ def bench_start(
     real: Annotated[
         list[str] | None, typer.Option(help="instead of MODEL a real one: smollm2, gemma; may be repeated")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="llama.cpp: load the real models in llama-cpp-python, too")
-    ] = None,
+    against: Annotated[str | None, typer.Option(help="llama.cpp: the real models in llama-cpp-python, too")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """Start a server with nothing stored, and again: when its code is imported, its weights loaded, and it serves."""

@@ -1,8 +1,8 @@
 """`python -m benchmarks fidelity`: what formats of weights and of KV cost the two models of `tools.real_models`.
 
 All are compared with the model in fp32, its weights as its file has them: formats of weights with native KV, formats of
-KV with the weights that are served by default. The texts are this repository's documents and its code, which no model
-has learnt.
+KV with the weights that are served by default; `--arm candidates`: other ways to keep KV, with weights in fp32. The
+texts are this repository's documents and its code, which no model has learnt.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Final
 import numpy as np
 import torch
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
+from benchmarks.candidates import candidates_of, measured_candidates, scored_candidates
 from rekindle.bench.eval.kv import Run, Score, layouts_of
 from rekindle.bench.eval.text import windows_of
 from rekindle.config import ModelSettings, Settings
@@ -35,22 +37,30 @@ TEXTS = {
     "code": tuple(sorted((ROOT / "src" / "rekindle" / "engine").glob("*.py"))),
 }
 WEIGHTS: Final = ("native", "int8", "int4")
+ARMS: Final = ("formats", "candidates")
 CHUNK_TOKENS = 128  # the logits of a step take 256,000 numbers a token where the vocabulary is Gemma's
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityBench:
-    """Names of models, tokens of each text in all and in a window."""
+    """Names of models, of texts (none of either: all) and of arms, tokens of each text in all and in a window."""
 
-    models: tuple[str, ...] = tuple(REAL_MODELS)
+    models: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
     num_tokens: int = 2048
     context: int = 1024
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.models if name not in REAL_MODELS]
-        if unknown:
-            raise ConfigError(f"no such model: {', '.join(unknown)}; there are {', '.join(REAL_MODELS)}")
+        for what, names, there in (
+            ("model", self.models, REAL_MODELS),
+            ("text", self.texts, TEXTS),
+            ("arm", self.arms, ARMS),
+        ):
+            unknown = [name for name in names if name not in there]
+            if unknown:
+                raise ConfigError(f"no such {what}: {', '.join(unknown)}; there are {', '.join(there)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,16 +74,16 @@ class Arm:
 def run_fidelity(settings: Settings, options: FidelityBench, console: Console) -> int:
     """Measure each model, print the table and lines; return 0."""
     measured: list[Measurement] = []
-    for name in options.models:
-        with console.status(f"{name} is compared with itself"):
-            measured += _of_model(name, settings, options)
+    for name in options.models or REAL_MODELS:
+        with console.status(f"{name} is compared with itself") as status:
+            measured += _of_model(name, settings, options, status)
     console.print(_table(measured))
     described = {**asdict(options), "out": None, "threads": torch.get_num_threads()}
     deliver(measured, Origin.here("fidelity", described), options.out, console)
     return 0
 
 
-def _of_model(name: str, settings: Settings, options: FidelityBench) -> Iterator[Measurement]:
+def _of_model(name: str, settings: Settings, options: FidelityBench, status: Status) -> Iterator[Measurement]:
     plain = replace(settings.model, model=str(REAL_MODELS[name].path()))
 
     def loaded(own: ModelSettings) -> LoadedModel:
@@ -82,21 +92,33 @@ def _of_model(name: str, settings: Settings, options: FidelityBench) -> Iterator
     exact = loaded(replace(plain, dtype="fp32", kv="fp32"))
     encoder = PromptEncoder.from_dir(exact.directory)
     windows = {
-        kind: windows_of(encoder, paths, context=options.context, num_tokens=options.num_tokens, seed=0)
-        for kind, paths in TEXTS.items()
+        kind: windows_of(encoder, TEXTS[kind], context=options.context, num_tokens=options.num_tokens, seed=0)
+        for kind in options.texts or TEXTS
     }
-    for weights in WEIGHTS:
-        model = loaded(replace(plain, weights=weights))
-        layouts = layouts_of(model)
-        arms: dict[str, Arm] = {weights: Arm(model, layouts.pop("native"))}
-        if weights == "native":
-            arms |= {f"KV {kv}": Arm(model, layout) for kv, layout in layouts.items()}
+    arms = options.arms or ARMS[:1]
+    if "formats" in arms:
+        for weights in WEIGHTS:
+            yield from _of_weights(name, weights, loaded(replace(plain, weights=weights)), exact, windows)
+    if "candidates" in arms:
+        candidates = candidates_of(loaded(plain).spec.layout.layers)
         for kind, ids in windows.items():
-            yield from _measured(f"{name}, {kind}", scored(Arm(exact, exact.spec.layout), arms, ids))
-        if weights == "native":
-            for arm, each in arms.items():
-                num_bytes = sum(part.payload_bytes for part in each.layout.parts) / each.layout.block_tokens
-                yield Measurement(f"{name}, KV of a token", arm, "bytes", (num_bytes,))
+            scores = scored_candidates(exact, candidates, ids, status.update)
+            yield from measured_candidates(kind, candidates, scores, options.context)
+
+
+def _of_weights(
+    name: str, weights: str, model: LoadedModel, exact: LoadedModel, windows: Mapping[str, Sequence[np.ndarray]]
+) -> Iterator[Measurement]:
+    layouts = layouts_of(model)
+    arms: dict[str, Arm] = {weights: Arm(model, layouts.pop("native"))}
+    if weights == "native":
+        arms |= {f"KV {kv}": Arm(model, layout) for kv, layout in layouts.items()}
+    for kind, ids in windows.items():
+        yield from _measured(f"{name}, {kind}", scored(Arm(exact, exact.spec.layout), arms, ids))
+    if weights == "native":
+        for arm, each in arms.items():
+            num_bytes = sum(part.payload_bytes for part in each.layout.parts) / each.layout.block_tokens
+            yield Measurement(f"{name}, KV of a token", arm, "bytes", (num_bytes,))
 
 
 def scored(right: Arm, arms: Mapping[str, Arm], windows: Sequence[np.ndarray]) -> dict[str, Score]:
