@@ -89,18 +89,33 @@ def scored_candidates(
 ) -> dict[str, Score]:
     """Score candidates on windows of ids [tokens], uint32, by what the model says with the first of them.
 
-    `begin` is called with what is computed next.
+    `begin` is called with what is computed next. Interrupted, it returns what whole windows gave, if there are any.
     """
     scores = {name: Score() for name in candidates}
     for at, ids in enumerate(windows, start=1):
-        following = torch.from_numpy(ids[1:].astype(np.int64))
-        native: torch.Tensor | None = None
-        for name, candidate in candidates.items():
-            begin(f"window {at} of {len(windows)}: {name}")
-            logits = _logits(model, candidate, ids)
-            native = logits if native is None else native
-            for rows in torch.arange(len(following)).split(CHUNK_TOKENS):
-                scores[name].add(native[rows], logits[rows], following[rows])
+        try:
+            found = _of_window(model, candidates, ids, f"window {at} of {len(windows)}", begin)
+        except KeyboardInterrupt:
+            if at == 1:
+                raise
+            break
+        scores = {name: scores[name].with_all_of(each) for name, each in found.items()}
+    return scores
+
+
+def _of_window(
+    model: LoadedModel, candidates: Mapping[str, Candidate], ids: np.ndarray, which: str, begin: Callable[[str], None]
+) -> dict[str, Score]:
+    following = torch.from_numpy(ids[1:].astype(np.int64))
+    scores: dict[str, Score] = {}
+    native: torch.Tensor | None = None
+    for name, candidate in candidates.items():
+        begin(f"{which}: {name}")
+        logits = _logits(model, candidate, ids)
+        native = logits if native is None else native
+        scores[name] = Score()
+        for rows in torch.arange(len(following)).split(CHUNK_TOKENS):
+            scores[name].add(native[rows], logits[rows], following[rows])
     return scores
 
 
@@ -123,7 +138,7 @@ def measured_candidates(
     native = next(iter(scores.values()))
     for name in sorted(candidates, key=lambda each: candidates[each].bytes_per_token(context)):
         score, detail = scores[name], {"positions": scores[name].num_tokens}
-        yield Measurement(name, "a token", "bytes", (candidates[name].bytes_per_token(context),))
+        yield Measurement(name, "a token", "bytes", (candidates[name].bytes_per_token(context),), detail)
         yield Measurement(name, f"{text}: KL", "nats", (score.mean_kl,), detail)
         yield Measurement(name, f"{text}: the same first choice", "share", (score.agreement,), detail)
         change = score.perplexity / native.perplexity - 1

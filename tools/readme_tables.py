@@ -27,7 +27,7 @@ SHOWN_SETTINGS = {
     "replay": ("seed", "scale", "context", "speed"),
     "speculation": ("tokens", "kv", "threads", "repeats"),
     "structured": ("schemas", "seed"),
-    "fidelity": ("num_tokens", "context", "threads"),
+    "fidelity": ("positions", "context", "threads"),
     "multiple-choice": ("questions", "shots", "seed", "dtype", "kv"),
 }
 SHOWN_MEASURES = {
@@ -80,7 +80,7 @@ def table(lines: list[Line]) -> str:
         rows.append(f"| {name} | {' | '.join(shown(by_measure.get(name, {}).get(arm)) for arm in arms)} |")
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if name != "rekindle")
     machine = f"{first['machine']['processor']}, {first['machine']['cores']} cores"
-    known = {**first["settings"], **first["settings"].get("about", {})}
+    known = {**first["settings"], **first["settings"].get("about", {}), **first["detail"]}
     settings = ", ".join(f"{name} {known[name]}" for name in SHOWN_SETTINGS[first["bench"]])
     origin = f"{machine}; {versions}; {settings}; {first['date']}, commit {first['commit'][:12]}"
     return "\n".join([*rows, "", f"Median (lowest-highest). {origin}."])

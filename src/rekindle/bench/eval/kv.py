@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -67,6 +67,10 @@ class Score:
         self.nll -= float(ours.gather(-1, targets[:, None]).sum())
         self.kl += float((reference.exp() * (reference - ours)).sum().clamp_min(0))
         self.agreed += int((native.argmax(-1) == logits.argmax(-1)).sum())
+
+    def with_all_of(self, other: Score) -> Score:
+        """The sums of both."""
+        return Score(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True)
