@@ -24,7 +24,6 @@ from rekindle.spec import CODED, Format, KVLayout, LayerSpec
 
 BLOCK, RECENT = 64, 128  # tokens
 QUERIES = 256  # that attend at once
-CHUNK_TOKENS = 8  # scored at once: what they need stays in the processor's cache
 PAIRS: tuple[tuple[Format, Format], ...] = (  # beside 8 bits, 16 can gain no more than the little that q8h costs
     *(("bf16", "bf16"), ("q4h", "q4h"), ("q4h", "q8h"), ("q8h", "q4h"), ("q8h", "q8h")),
     *(("q4h", "bf16"), ("bf16", "q4h")),
@@ -114,8 +113,7 @@ def _of_window(
         logits = _logits(model, candidate, ids)
         native = logits if native is None else native
         scores[name] = Score()
-        for rows in torch.arange(len(following)).split(CHUNK_TOKENS):
-            scores[name].add(native[rows], logits[rows], following[rows])
+        scores[name].add(native[:-1], logits[:-1], following)
     return scores
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
+from tests.real.conftest import FirstStart
 from tests.server.conftest import Served
 from tests.server.scripted import serving
 
@@ -28,8 +29,11 @@ RESULT = "Rain, 14 degrees."
 
 
 @pytest.fixture(scope="module")
-def served(smollm2: Path) -> Iterator[Served]:
-    with serving(model=str(smollm2), store="off", threads=1, hot_bytes="64MiB") as running:
+def served(
+    smollm2: Path, first_start_of: Callable[[Path], FirstStart], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    store = first_start_of(smollm2).store(tmp_path_factory.mktemp("tools"))
+    with serving(model=str(smollm2), store=str(store), threads=1, hot_bytes="64MiB") as running:
         yield running
 
 

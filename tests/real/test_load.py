@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +10,15 @@ import pytest
 
 from rekindle.config import Settings
 from rekindle.model.load import load_model
+from rekindle.model.loaded import LoadedModel
 from tests.kernels.native import runnable
+from tests.real.conftest import FirstStart
 
-# Other tests load the fastest level, and fp32 with it. Torch takes half a minute for bf16 on some processors.
-WAYS: list[dict[str, Any]] = [*({"kernels": level} for level in runnable()[1:]), {"kernels": "torch", "dtype": "fp32"}]
+# Others load the fastest level, whose formats of KV are found on the way, and torch in fp32. Torch takes half a minute
+# for bf16 on some processors.
+WAYS: list[dict[str, Any]] = [{"kernels": level, "kv": "q8h/q4h"} for level in runnable()[1:]]
 if os.environ.get("REAL") == "all":
-    WAYS += [{"kernels": "torch"}, {"weights": "int8"}, {"weights": "int4"}]
+    WAYS += [{"kernels": "torch", "dtype": "fp32"}, {"kernels": "torch"}, {"weights": "int8"}, {"weights": "int4"}]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -29,24 +29,14 @@ def test_a_real_model_is_served_in_many_ways(real_file: Path, way: dict[str, Any
     assert loaded.promise == "bitwise", loaded.notes
 
 
-LOADING = """
-import json, resource, sys
-from rekindle.config import Settings
-from rekindle.model.load import load_model
+def test_a_real_model_is_served_by_default_settings(loaded: LoadedModel) -> None:
+    assert loaded.promise == "bitwise" and loaded.unsaved is None
+    assert any("are mapped from" in note for note in loaded.notes), loaded.notes
 
-def most_bytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-imported = most_bytes()
-settings = Settings.load({"model": sys.argv[1], "threads": 1}).model
-loaded = load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
-print(json.dumps([imported, most_bytes(), loaded.spec.facts.num_parameters]))
-"""
 MOST = 2.6  # times the wide weights; measured:
 
 
-def test_loading_takes_memory_in_proportion_to_the_weights(real_file: Path) -> None:
-    command = [sys.executable, "-c", LOADING, str(real_file)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    imported, most, num_parameters = json.loads(done.stdout.splitlines()[-1])
-    assert most - imported <= MOST * 2 * num_parameters, (imported, most, num_parameters)
+def test_loading_takes_memory_in_proportion_to_the_weights(first_start: FirstStart) -> None:
+    wide = 2 * first_start.num_parameters
+    assert first_start.most - first_start.imported <= MOST * wide, first_start

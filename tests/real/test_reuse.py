@@ -6,18 +6,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rekindle import Engine
-from rekindle.engine.types import ChatResult
-from tests.real.killed_talk import AGENTS, GREEDY, QUESTIONS, SETTINGS, begun
+from tests.real.conftest import FirstStart
+from tests.real.talks import AGENTS, QUESTIONS, Reply, Talk, asked, begun, computed, harbour_serving
+from tests.server.conftest import Served
 
-Talk = list[dict[str, str]]
 STATES = ("after a kill", "growing", "shared", "edited", "again", "second agent", "offloaded", "at once")
 
 
@@ -25,20 +27,20 @@ STATES = ("after a kill", "growing", "shared", "edited", "again", "second agent"
 class Asked:
     """A request and its reply."""
 
-    messages: Talk
-    reply: ChatResult
+    talk: Talk
+    reply: Reply
 
 
 class Harbour:
     """Asks, and keeps by state what was asked."""
 
-    def __init__(self, engine: Engine, said: dict[str, Talk]) -> None:
-        self.engine, self.said = engine, said
+    def __init__(self, served: Served, said: dict[str, Talk]) -> None:
+        self.served, self.said = served, said
         self.asked: dict[str, list[Asked]] = {state: [] for state in STATES}
 
-    def ask(self, state: str, agent: str, messages: Talk) -> str:
-        reply = self.engine.chat(agent, messages, **GREEDY)
-        self.asked[state].append(Asked([*messages], reply))
+    def ask(self, state: str, agent: str, talk: Talk) -> str:
+        reply = asked(self.served, agent, talk)
+        self.asked[state].append(Asked([*talk], reply))
         return reply.text
 
     def grow(self, state: str, agent: str, question: str) -> None:
@@ -49,12 +51,12 @@ class Harbour:
 
 
 @pytest.fixture(scope="module")
-def harbour(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
+def harbour(real_file: Path, first_start: FirstStart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
     """Everything is asked here, with no request of `reuse: off` before the last one, whose KV could be reused."""
-    store = tmp_path_factory.mktemp("harbour")
-    said = talked_and_killed(smollm2, store)
-    with Engine.from_pretrained(str(smollm2), store=str(store), **SETTINGS) as engine:
-        place = Harbour(engine, said)
+    store = first_start.store(tmp_path_factory.mktemp("harbour"))
+    said = talked_and_killed(real_file, store)
+    with harbour_serving(str(real_file), str(store)) as served:
+        place, engine = Harbour(served, said), served.engine
         for agent in ("ada", *AGENTS):
             place.grow("after a kill", agent, QUESTIONS[5])
         for question in QUESTIONS[6:]:
@@ -75,14 +77,15 @@ def harbour(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         at_once = [
             [*place.said[agent], {"role": "user", "content": QUESTIONS[9]}] for agent in ("ada", *AGENTS, "new 1")
         ]
-        streams = [engine.stream(f"at once {at}", talk, **GREEDY) for at, talk in enumerate(at_once)]
-        place.asked["at once"] = [Asked(talk, each.result()) for talk, each in zip(at_once, streams, strict=True)]
+        with ThreadPoolExecutor(len(at_once)) as pool:
+            replies = pool.map(partial(asked, served), [f"at once {at}" for at in range(len(at_once))], at_once)
+            place.asked["at once"] = [Asked(talk, reply) for talk, reply in zip(at_once, replies, strict=True)]
         yield place
 
 
 def talked_and_killed(model: Path, store: Path) -> dict[str, Talk]:
     """What agents said in a process that was killed after all of it was saved."""
-    command = [sys.executable, "-m", "tests.real.killed_talk", str(model), str(store)]
+    command = [sys.executable, "-m", "tests.real.talks", str(model), str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said: dict[str, Talk] = json.loads(process.stdout.readline())
@@ -94,29 +97,25 @@ def test_thirty_requests_are_asked(harbour: Harbour) -> None:
     assert sum(len(asked) for asked in harbour.asked.values()) == 30
 
 
-Reused = Callable[[Sequence[Asked]], bool]
+Reused = Callable[[Sequence[Mapping[str, Any]]], bool]
 EXPECTED: dict[str, Reused] = {
-    "after a kill": lambda asked: all(each.reply.report.warm_tokens > 60 for each in asked),
-    "growing": lambda asked: all(each.reply.report.outcome == "extend" for each in asked),
-    "shared": lambda asked: all(each.reply.report.reused_tokens > 40 for each in asked),
-    "edited": lambda asked: all(
-        a.reply.report.reused_tokens < b.reply.report.reused_tokens for a, b in pairwise(asked)
-    ),
-    "again": lambda asked: asked[-1].reply.report.computed_tokens < 64,
-    "second agent": lambda asked: all(each.reply.report.reused_tokens > 300 for each in asked),
-    "offloaded": lambda asked: all(each.reply.report.warm_tokens > 40 for each in asked),
-    "at once": lambda asked: all(each.reply.report.reused_tokens > 60 for each in asked),
+    "after a kill": lambda reports: all(each["warm_tokens"] > 60 for each in reports),
+    "growing": lambda reports: all(each["outcome"] == "extend" for each in reports),
+    "shared": lambda reports: all(each["reused_tokens"] > 40 for each in reports),
+    "edited": lambda reports: all(a["reused_tokens"] < b["reused_tokens"] for a, b in pairwise(reports)),
+    "again": lambda reports: reports[-1]["computed_tokens"] < 64,
+    "second agent": lambda reports: all(each["reused_tokens"] > 300 for each in reports),
+    "offloaded": lambda reports: all(each["warm_tokens"] > 40 for each in reports),
+    "at once": lambda reports: all(each["reused_tokens"] > 60 for each in reports),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_replies_are_those_of_no_reuse(harbour: Harbour, state: str) -> None:
-    asked = harbour.asked[state]
-    reports = [each.reply.report for each in asked]
-    assert EXPECTED[state](asked), [
-        (each.outcome, each.warm_tokens, each.reused_tokens, each.prompt_tokens) for each in reports
-    ]
-    for each in asked:
-        plain = harbour.engine.chat("plain", each.messages, reuse="off", **GREEDY)
-        assert plain.report.reused_tokens == 0
+    asked_so = harbour.asked[state]
+    reports = [each.reply.report for each in asked_so]
+    assert EXPECTED[state](reports), reports
+    for each in asked_so:
+        plain = computed(harbour.served, each.reply.prompt_ids)
+        assert plain.report["reused_tokens"] == 0 and plain.prompt_ids == each.reply.prompt_ids
         assert each.reply.token_ids == plain.token_ids, each.reply.report

@@ -20,10 +20,6 @@ def tried(loaded: LoadedModel) -> LoadedModel:
     return replace(loaded, spec=replace(loaded.spec, layout=replace(layout, layers=layers)))
 
 
-def test_a_real_model_is_served_by_default_settings(loaded: LoadedModel) -> None:
-    assert loaded.promise == "bitwise"
-
-
 @pytest.mark.parametrize("kind", ["mask", "scale", "position", "window", "rotation"])  # the others are of no layer here
 def test_a_model_whose_own_attention_does_something_else_is_refused(tried: LoadedModel, kind: str) -> None:
     """Its own attention, which the trial compares with, computes what is not passed on to ours."""
