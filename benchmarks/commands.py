@@ -98,7 +98,7 @@ def bench_fidelity(
     settings: Settings,
     model: Annotated[list[str] | None, typer.Option(help="smollm2 or gemma; may be repeated [both]")] = None,
     text: Annotated[list[str] | None, typer.Option(help="prose or code; may be repeated [both]")] = None,
-    arm: Annotated[list[str] | None, typer.Option(help="formats or candidates; may be repeated [formats]")] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="formats (the default), candidates, llama.cpp; several")] = None,
     tokens: Annotated[int, typer.Option(help="of each text")] = 2048,
     context: Annotated[int, typer.Option(help="tokens of a window")] = 1024,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,

@@ -1,8 +1,8 @@
 """`python -m benchmarks fidelity`: what formats of weights and of KV cost the two models of `tools.real_models`.
 
 All are compared with the model in fp32, its weights as its file has them: formats of weights with native KV, formats of
-KV with the weights that are served by default; `--arm candidates`: other ways to keep KV, with weights in fp32. The
-texts are this repository's documents and its code, which no model has learnt.
+KV with the weights that are served by default; `--arm candidates`: other ways to keep KV, with weights in fp32; `--arm
+llama.cpp`: that on the same ids. The texts are this repository's documents and its code, which no model has learnt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from rich.status import Status
 from rich.table import Table
 
 from benchmarks.candidates import candidates_of, measured_candidates, scored_candidates
+from benchmarks.llama_logits import KV, LlamaModel
 from rekindle.bench.eval.kv import Run, Score, layouts_of
 from rekindle.bench.eval.text import windows_of
 from rekindle.config import ModelSettings, Settings
@@ -37,7 +38,7 @@ TEXTS = {
     "code": tuple(sorted((ROOT / "src" / "rekindle" / "engine").glob("*.py"))),
 }
 WEIGHTS: Final = ("native", "int8", "int4")
-ARMS: Final = ("formats", "candidates")
+ARMS: Final = ("formats", "candidates", "llama.cpp")
 CHUNK_TOKENS = 128  # the logits of a step take 256,000 numbers a token where the vocabulary is Gemma's
 
 
@@ -63,12 +64,30 @@ class FidelityBench:
                 raise ConfigError(f"no such {what}: {', '.join(unknown)}; there are {', '.join(there)}")
 
 
+class Running(Protocol):
+    """One window, computed chunk by chunk."""
+
+    def logits(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
+        """Logits [end - start, vocab] of these positions, after all before them."""
+
+
+class Arm(Protocol):
+    """Something that computes windows."""
+
+    def run(self, num_tokens: int) -> Running:
+        """Begin one of so many tokens."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Arm:
+class Served:
     """A loaded model, and the layout of the KV that it is served with."""
 
     model: LoadedModel
     layout: KVLayout
+
+    def run(self, num_tokens: int) -> Run:
+        """Begin a window."""
+        return Run(self.model, self.layout, num_tokens)
 
 
 def run_fidelity(settings: Settings, options: FidelityBench, console: Console) -> int:
@@ -99,6 +118,8 @@ def _of_model(name: str, settings: Settings, options: FidelityBench, status: Sta
     if "formats" in arms:
         for weights in WEIGHTS:
             yield from _of_weights(name, weights, loaded(replace(plain, weights=weights)), exact, windows)
+    if "llama.cpp" in arms:
+        yield from _of_llama_cpp(name, LlamaModel(REAL_MODELS[name].path(), torch.get_num_threads()), exact, windows)
     if "candidates" in arms:
         candidates = candidates_of(loaded(plain).spec.layout.layers)
         for kind, ids in windows.items():
@@ -110,22 +131,34 @@ def _of_weights(
     name: str, weights: str, model: LoadedModel, exact: LoadedModel, windows: Mapping[str, Sequence[np.ndarray]]
 ) -> Iterator[Measurement]:
     layouts = layouts_of(model)
-    arms: dict[str, Arm] = {weights: Arm(model, layouts.pop("native"))}
+    arms: dict[str, Served] = {weights: Served(model, layouts.pop("native"))}
     if weights == "native":
-        arms |= {f"KV {kv}": Arm(model, layout) for kv, layout in layouts.items()}
+        arms |= {f"KV {kv}": Served(model, layout) for kv, layout in layouts.items()}
     for kind, ids in windows.items():
-        yield from _measured(f"{name}, {kind}", scored(Arm(exact, exact.spec.layout), arms, ids))
+        yield from _measured(f"{name}, {kind}", scored(Served(exact, exact.spec.layout), arms, ids))
     if weights == "native":
         for arm, each in arms.items():
             num_bytes = sum(part.payload_bytes for part in each.layout.parts) / each.layout.block_tokens
             yield Measurement(f"{name}, KV of a token", arm, "bytes", (num_bytes,))
 
 
+def _of_llama_cpp(
+    name: str, model: LlamaModel, exact: LoadedModel, windows: Mapping[str, Sequence[np.ndarray]]
+) -> Iterator[Measurement]:
+    arms = {f"llama.cpp, KV {kv}": model.arm(kv) for kv in KV}
+    for kind, ids in windows.items():
+        yield from _measured(f"{name}, {kind}", scored(Served(exact, exact.spec.layout), arms, ids))
+    for kv, arm in zip(KV, arms, strict=True):
+        yield Measurement(
+            f"{name}, KV of a token", arm, "bytes", (model.bytes_per_token(kv, exact.spec.layout.layers),)
+        )
+
+
 def scored(right: Arm, arms: Mapping[str, Arm], windows: Sequence[np.ndarray]) -> dict[str, Score]:
     """Score arms on windows of ids [tokens], uint32, by what the model of `right` says."""
     scores = {name: Score() for name in arms}
     for ids in windows:
-        first, *others = (Run(arm.model, arm.layout, len(ids)) for arm in (right, *arms.values()))
+        first, *others = (arm.run(len(ids)) for arm in (right, *arms.values()))
         following = torch.from_numpy(ids[1:].astype(np.int64))
         for start in range(0, len(following), CHUNK_TOKENS):
             end = min(start + CHUNK_TOKENS, len(following))

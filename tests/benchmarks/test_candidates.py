@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.candidates import BLOCK, Candidate, StoredStep, candidates_of, measured_candidates, scored_candidates
-from benchmarks.fidelity import Arm, scored
+from benchmarks.fidelity import Served, scored
 from rekindle.bench.eval.text import windows_of
 from rekindle.config import ModelSettings
 from rekindle.kv.coded import round_trip
@@ -52,7 +52,8 @@ def test_formats_cost_what_they_cost_where_they_are_served() -> None:
     layout = model.spec.layout
     candidates = candidates_of(layout.layers)
     served = {
-        name: Arm(model, replace(layout, layers=candidates[name].layers)) for name in ("bf16", "q4h", "q8h/q4h", "q8h")
+        name: Served(model, replace(layout, layers=candidates[name].layers))
+        for name in ("bf16", "q4h", "q8h/q4h", "q8h")
     }
     begun: list[str] = []
     found = scored_candidates(model, candidates, windows, begun.append)

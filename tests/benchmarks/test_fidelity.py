@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.commands import app
-from benchmarks.fidelity import TEXTS, Arm, scored
+from benchmarks.fidelity import TEXTS, Served, scored
 from rekindle.bench.eval.kv import layouts_of, score_formats
 from rekindle.bench.eval.text import windows_of
 from rekindle.config import ModelSettings
@@ -20,7 +20,7 @@ def test_arms_have_the_scores_that_eval_gives_them() -> None:
     model = load_model(settings, block_tokens=64, max_context=512, format_map_dir=None)
     layouts = layouts_of(model)
     windows = windows_of(PromptEncoder.from_dir(MODEL_DIR), (), context=320, num_tokens=640, seed=1)
-    arms = {name: Arm(model, layout) for name, layout in layouts.items()}
+    arms = {name: Served(model, layout) for name, layout in layouts.items()}
     scores = scored(arms["native"], arms, windows)
     assert (scores["native"].kl, scores["native"].agreement) == (0.0, 1.0) and scores["q4h"].kl > scores["q8h"].kl > 0
     for each in score_formats(model, layouts, windows, advance=int):

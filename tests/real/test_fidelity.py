@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fidelity import Arm, scored
+from benchmarks.fidelity import Served, scored
 from rekindle.bench.eval.kv import layouts_of
 from rekindle.model.check_text import text_ids
 from rekindle.model.loaded import LoadedModel
@@ -22,8 +22,8 @@ MOST_KL = {
 def test_formats_of_kv_cost_what_was_measured(loaded: LoadedModel, real_file: Path) -> None:
     (name,) = (name for name, model in REAL_MODELS.items() if model.file == real_file.name)
     layouts = layouts_of(loaded)
-    arms = {kv: Arm(loaded, layouts[kv]) for kv in FORMATS}
+    arms = {kv: Served(loaded, layouts[kv]) for kv in FORMATS}
     ids = text_ids(loaded.directory).numpy().astype(np.uint32)
-    found = {kv: score.mean_kl for kv, score in scored(Arm(loaded, layouts["native"]), arms, [ids]).items()}
+    found = {kv: score.mean_kl for kv, score in scored(Served(loaded, layouts["native"]), arms, [ids]).items()}
     assert 0 < found["q8h"] < found["q8h/q4h"] < found["q4h"], found
     assert all(found[kv] <= most for kv, most in MOST_KL[name].items()), found
