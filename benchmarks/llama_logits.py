@@ -25,7 +25,8 @@ class LlamaModel:
             import llama_cpp as lib
         except ImportError as error:
             raise ConfigError("--arm llama.cpp needs llama-cpp-python: pip install llama-cpp-python") from error
-        lib.llama_log_set(lib.llama_log_callback(lambda *_: None), None)
+        self._silence = lib.llama_log_callback(lambda *_: None)  # called as long as the library is there
+        lib.llama_log_set(self._silence, None)
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
         params.use_extra_bufts = False  # weights repacked for AMX crash in llama-cpp-python 0.3.36
