@@ -24,7 +24,7 @@ from rekindle.spec import CODED, Format, KVLayout, LayerSpec
 
 BLOCK, RECENT = 64, 128  # tokens
 QUERIES = 256  # that attend at once
-PAIRS: tuple[tuple[Format, Format], ...] = (  # beside 8 bits, 16 can gain no more than the little that q8h costs
+PAIRS: tuple[tuple[Format, Format], ...] = (  # next to 8 bits, 16 can gain no more than the little that q8h costs
     *(("bf16", "bf16"), ("q4h", "q4h"), ("q4h", "q8h"), ("q8h", "q4h"), ("q8h", "q8h")),
     *(("q4h", "bf16"), ("bf16", "q4h")),
 )

@@ -34,7 +34,7 @@ def test_a_real_model_is_served_by_default_settings(loaded: LoadedModel) -> None
     assert any("are mapped from" in note for note in loaded.notes), loaded.notes
 
 
-MOST = 2.6  # times the wide weights; measured:
+MOST = 2.6  # times the wide weights
 
 
 def test_loading_takes_memory_in_proportion_to_the_weights(first_start: FirstStart) -> None:
