@@ -3,6 +3,7 @@ ids drawn at random where any ids do."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -53,12 +54,19 @@ def text_ids(directory: Path) -> torch.Tensor:
     A model that knows little of that can bring a text of its own, `check_text.txt`. ModelRefused if its tokenizer.json
     is missing or cannot be used.
     """
+    written = (path.stat().st_mtime_ns for path in (directory / OWN_TEXT, directory / FILE_NAME) if path.is_file())
+    return torch.tensor(_encoded(directory, tuple(written)), dtype=torch.int64)
+
+
+@lru_cache(maxsize=1)
+def _encoded(directory: Path, written: tuple[int, ...]) -> tuple[int, ...]:
+    """Read once in each state of the files: a start asks three times, and a large tokenizer takes seconds."""
     own = directory / OWN_TEXT
     text = own.read_text("utf-8") if own.is_file() else CHECK_TEXT
     file = TokenizerFile.from_dir(directory)
     tokenizer = TextTokenizer(file, find_control_tokens(file.added, ()))
     (encoded,) = tokenizer.encode([tokenizer.normalise(text, at_start=True)])
-    return torch.tensor([*file.leading_ids(), *encoded.tolist()], dtype=torch.int64)
+    return (*file.leading_ids(), *encoded.tolist())
 
 
 def checked_ids(directory: Path, vocab_size: int, count: int) -> torch.Tensor:
