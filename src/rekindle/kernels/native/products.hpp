@@ -1,11 +1,12 @@
-// How this level multiplies staged rows by a panel, under one name: in tiles or in vectors, those of grids in vectors.
+// How this level multiplies staged rows by a panel, under one name: in tiles or in vectors. Few rows of grids are always
+// multiplied in vectors.
 #pragma once
 
 #include <type_traits>
 
 #include "grid.hpp"
 #if defined(__AMX_BF16__)
-#include "tiles.hpp"
+#include "grid_tiles.hpp"
 namespace level = tiles;
 #else
 #include "dots.hpp"
@@ -55,6 +56,11 @@ template <class Format>
 INLINE void multiply(Registers& registers, const Staged<Format>* first, int64_t rows, int64_t blocks,
                      const uint32_t* weights, bool near, Sums& sums) {
   if constexpr (IS_GRID<Format>) {
+#if defined(__AMX_BF16__)
+    if (rows >= grid_tiles::LEAST_ROWS) {
+      return grid_tiles::multiply<Format>(registers, first, rows, blocks, weights, near, sums);
+    }
+#endif
     grid::multiply<Format>(first, rows, blocks, weights, near, sums);
   } else {
     level::multiply<Format>(registers, first, rows, blocks, weights, near, sums);

@@ -19,6 +19,7 @@ using panel::Sums;
 constexpr int ROWS = 16;  // of a tile
 constexpr int MOST_ROWS = 2 * ROWS;
 constexpr int TILE_WORDS = panel::STRIP_WORDS;
+constexpr int BLOCK_BYTES = panel::WORDS * sizeof(uint32_t);  // of a row
 
 template <class Format>
 using Staged = uint32_t;  // [rows of 16][block][row 16][word 16]: what is missing in the last rows is not read
@@ -47,25 +48,25 @@ INLINE float stage_row(const uint16_t* input, int64_t row, int64_t depth, float*
   return 1.f;
 }
 
-// The tile registers of one thread, shaped for a number of rows; given back at the end.
+// The tile registers of one thread, shaped for a number of rows and so many bytes of each; given back at the end.
 class Registers {
  public:
   ~Registers() {
     if (rows_ >= 0) _tile_release();
   }
 
-  void shape(int64_t rows) {
-    if (rows == rows_) return;
+  void shape(int64_t rows, int bytes = BLOCK_BYTES) {
+    if (rows == rows_ && bytes == bytes_) return;
     const int first = rows < ROWS ? (int)rows : ROWS, second = rows > ROWS ? (int)rows - ROWS : first;
     alignas(64) Config config = {};
     config.palette = 1;
-    const int heights[8] = {first, first, second, second, first, second, ROWS, ROWS};
+    const int words = bytes / 4, heights[8] = {first, first, second, second, first, second, words, words};
     for (int tile = 0; tile < 8; tile++) {
-      config.bytes[tile] = 64;
+      config.bytes[tile] = (uint16_t)(tile == 4 || tile == 5 ? bytes : BLOCK_BYTES);
       config.rows[tile] = (uint8_t)heights[tile];
     }
     simd::load_tile_config(&config);
-    rows_ = rows;
+    rows_ = rows, bytes_ = bytes;
   }
 
  private:
@@ -75,6 +76,7 @@ class Registers {
     uint8_t rows[16];
   };
   int64_t rows_ = -1;
+  int bytes_ = 0;
 };
 
 constexpr int WEIGHT_STRIDE = panel::STRIP * sizeof(uint32_t);
