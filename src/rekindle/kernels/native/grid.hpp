@@ -139,6 +139,29 @@ INLINE const uint16_t* steps_of(const uint32_t* block, int code_words, int group
   return (const uint16_t*)(block + code_words) + group * panel::COLUMNS;
 }
 
+// What the sums of a group of some rows are multiplied by, and what is added to them.
+template <int ROWS>
+struct Scales {
+  float scale[ROWS], sum[ROWS];  // the sum of a row's numbers, scaled, is for offsets
+  uint32_t zero[ROWS];           // of codes of 8 bits
+
+  __attribute__((always_inline)) void read(int64_t r, const uint32_t* staged) {
+    int32_t numbers;
+    memcpy(&numbers, staged + STAGED_WORDS, sizeof numbers);
+    memcpy(scale + r, staged + STAGED_WORDS + 1, sizeof *scale);
+    sum[r] = (float)numbers * scale[r], zero[r] = (uint32_t)(-ZERO8 * numbers);
+  }
+};
+
+// `total` and the products of a group of row r, whose whole sum is `value`, for columns with these steps and offsets.
+template <class Format, int ROWS>
+INLINE Vec added(Vec total, Bits value, const Scales<ROWS>& scales, int64_t r, Vec step, Vec offset) {
+  constexpr bool HAS_OFFSETS = std::is_same_v<Format, Grid4>;
+  if constexpr (!HAS_OFFSETS) value = simd::plus(value, simd::broadcast_bits(scales.zero[r]));
+  total = simd::fmadd(simd::to_floats(value), simd::mul(step, simd::broadcast(scales.scale[r])), total);
+  return HAS_OFFSETS ? simd::fmadd(simd::broadcast(scales.sum[r]), offset, total) : total;
+}
+
 // Adds the products of one group of ROWS rows to their sums over the strips from `strip` on. With every word, so many
 // lines from `ahead` on are fetched.
 template <class Format, int ROWS>
@@ -157,25 +180,14 @@ INLINE void add_group(const uint32_t* const (&rows)[ROWS], const uint32_t* block
   }
   const uint16_t* steps = steps_of(block, Format::CODE_WORDS, group) + first;
   const uint16_t* offsets = steps_of(block, Format::CODE_WORDS, GROUPS + group) + first;  // of Grid4
-  int32_t zero[ROWS];
-  float scale[ROWS], sum_of_row[ROWS];
-  UNROLL for (int r = 0; r < ROWS; r++) {
-    int32_t sum;
-    memcpy(&sum, rows[r] + group * STAGED_GROUP + STAGED_WORDS, sizeof sum);
-    memcpy(scale + r, rows[r] + group * STAGED_GROUP + STAGED_WORDS + 1, sizeof *scale);
-    zero[r] = -ZERO8 * sum, sum_of_row[r] = (float)sum * scale[r];
-  }
+  Scales<ROWS> scales;
+  UNROLL for (int r = 0; r < ROWS; r++) scales.read(r, rows[r] + group * STAGED_GROUP);
   UNROLL for (int n = 0; n < VECS; n++) {
     const Vec step = simd::load_halves(steps + n * LANES);
     const Vec offset = std::is_same_v<Format, Grid4> ? simd::load_halves(offsets + n * LANES) : step;
     UNROLL for (int r = 0; r < ROWS; r++) {
       float* at = sums[r] + first + n * LANES;
-      Bits value = whole(acc[r][n]);
-      if constexpr (!std::is_same_v<Format, Grid4>) value = simd::plus(value, simd::broadcast_bits((uint32_t)zero[r]));
-      const Vec of_row = simd::mul(step, simd::broadcast(scale[r]));
-      Vec total = simd::fmadd(simd::to_floats(value), of_row, simd::load(at));
-      if constexpr (std::is_same_v<Format, Grid4>) total = simd::fmadd(simd::broadcast(sum_of_row[r]), offset, total);
-      simd::store(at, total);
+      simd::store(at, added<Format>(simd::load(at), whole(acc[r][n]), scales, r, step, offset));
     }
   }
 }

@@ -23,20 +23,7 @@ constexpr int64_t LEAST_ROWS = 8;  // for fewer, vectors take less time
 constexpr int GROUP_BYTES = GROUP_WORDS * sizeof(uint32_t);
 static_assert(simd::LANES == panel::STRIP, "a row of a tile of sums is a vector");
 
-// What a group of each row adds to a sum next to its products.
-struct Group {
-  float scale[tiles::MOST_ROWS], sum[tiles::MOST_ROWS];  // the sum is scaled
-  uint32_t zero[tiles::MOST_ROWS];                       // of Grid8
-
-  Group(const uint32_t* staged, int64_t stride, int64_t rows) {
-    for (int64_t r = 0; r < rows; r++, staged += stride) {
-      int32_t whole;
-      memcpy(&whole, staged + grid::STAGED_WORDS, sizeof whole);
-      memcpy(scale + r, staged + grid::STAGED_WORDS + 1, sizeof *scale);
-      sum[r] = (float)whole * scale[r], zero[r] = (uint32_t)(-grid::ZERO8 * whole);
-    }
-  }
-};
+using Scales = grid::Scales<tiles::MOST_ROWS>;
 
 // The codes of a block in bytes, where they lie or unpacked: strip by strip, GROUP_WORDS of one group and then of the
 // other.
@@ -57,22 +44,20 @@ INLINE const uint32_t* bytes_of(const uint32_t* block, uint32_t* unpacked) {
 // Up to 16 rows from `row` on of one strip: the whole sums of a group, times scales, are added to what is there.
 template <class Format>
 INLINE void add_scaled(const int32_t (&high)[ROWS][panel::STRIP], const int32_t (&low)[ROWS][panel::STRIP],
-                       const Group& group, simd::Vec step, simd::Vec offset, int64_t row, int64_t rows, int strip,
+                       const Scales& scales, simd::Vec step, simd::Vec offset, int64_t row, int64_t rows, int strip,
                        Sums& sums) {
   for (int64_t r = 0; r < rows; r++) {
     float* at = sums.at[row + r] + strip * panel::STRIP;
-    simd::Bits value = simd::plus(simd::shift_left(simd::load_bits(high[r]), 8), simd::load_bits(low[r]));
-    if constexpr (!std::is_same_v<Format, Grid4>) {
-      value = simd::plus(value, simd::broadcast_bits(group.zero[row + r]));
-    }
-    const simd::Vec of_row = simd::mul(step, simd::broadcast(group.scale[row + r]));
-    simd::Vec total = simd::fmadd(simd::to_floats(value), of_row, simd::load(at));
-    if constexpr (std::is_same_v<Format, Grid4>) {
-      total = simd::fmadd(simd::broadcast(group.sum[row + r]), offset, total);
-    }
-    simd::store(at, total);
+    const simd::Bits value = grid::whole({simd::load_bits(high[r]), simd::load_bits(low[r])});
+    simd::store(at, grid::added<Format>(simd::load(at), value, scales, row + r, step, offset));
   }
 }
+
+// Tile `sums`: rows of one kind of digits from an address on, times the codes in tile 6.
+#define TILE_SUMS(sums, rows, from)      \
+  _tile_loadd(rows, from, bytes);        \
+  _tile_zero(sums);                      \
+  _tile_dpbsud(sums, rows, 6);
 
 // Sums of one strip: with high and low digits of the first 16 rows, and of the others.
 struct Strip {
@@ -82,20 +67,12 @@ struct Strip {
     const int64_t bytes = stride * sizeof *staged;
     constexpr int ROW = panel::STRIP * sizeof(int32_t);
     _tile_loadd(6, codes, tiles::WEIGHT_STRIDE);
-    _tile_loadd(4, staged, bytes);
-    _tile_zero(0);
-    _tile_dpbsud(0, 4, 6);
-    _tile_loadd(4, staged + GROUP_WORDS, bytes);
-    _tile_zero(1);
-    _tile_dpbsud(1, 4, 6);
+    TILE_SUMS(0, 4, staged);
+    TILE_SUMS(1, 4, staged + GROUP_WORDS);
     if (has_others) {
       const uint32_t* others = staged + ROWS * stride;
-      _tile_loadd(5, others, bytes);
-      _tile_zero(2);
-      _tile_dpbsud(2, 5, 6);
-      _tile_loadd(5, others + GROUP_WORDS, bytes);
-      _tile_zero(3);
-      _tile_dpbsud(3, 5, 6);
+      TILE_SUMS(2, 5, others);
+      TILE_SUMS(3, 5, others + GROUP_WORDS);
     }
     _tile_stored(0, sums[0], ROW);
     _tile_stored(1, sums[1], ROW);
@@ -107,12 +84,15 @@ struct Strip {
   }
 };
 
+#undef TILE_SUMS
+
 // One group of up to 32 rows times the whole panel: while a strip is scaled, the tiles multiply the next.
 template <class Format>
 INLINE void add_group(const uint32_t* staged, int64_t stride, int64_t rows, const uint32_t* block,
                       const uint32_t* codes, int which, Sums& sums) {
   Strip strips[2];
-  const Group group(staged, stride, rows);
+  Scales scales;
+  for (int64_t r = 0; r < rows; r++) scales.read(r, staged + r * stride);
   const uint16_t* steps = grid::steps_of(block, Format::CODE_WORDS, which);
   const uint16_t* offsets = grid::steps_of(block, Format::CODE_WORDS, GROUPS + which);  // of Grid4
   codes += which * GROUP_WORDS * panel::STRIP;
@@ -125,8 +105,8 @@ INLINE void add_group(const uint32_t* staged, int64_t stride, int64_t rows, cons
     const auto& found = strips[strip % 2].sums;
     const simd::Vec step = simd::load_halves(steps + strip * panel::STRIP);
     const simd::Vec offset = std::is_same_v<Format, Grid4> ? simd::load_halves(offsets + strip * panel::STRIP) : step;
-    add_scaled<Format>(found[0], found[1], group, step, offset, 0, std::min<int64_t>(rows, ROWS), strip, sums);
-    if (rows > ROWS) add_scaled<Format>(found[2], found[3], group, step, offset, ROWS, rows - ROWS, strip, sums);
+    add_scaled<Format>(found[0], found[1], scales, step, offset, 0, std::min<int64_t>(rows, ROWS), strip, sums);
+    if (rows > ROWS) add_scaled<Format>(found[2], found[3], scales, step, offset, ROWS, rows - ROWS, strip, sums);
   }
 }
 
