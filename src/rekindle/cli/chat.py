@@ -118,15 +118,15 @@ def chat_loop(talker: Talker, console: Console) -> None:
 
 def _shown(pieces: Iterator[Piece], console: Console) -> dict[str, Any]:
     """Print a reply as it comes and what it reused; return it as a message."""
-    said = {True: "", False: ""}
+    said, report = {True: "", False: ""}, None
     for piece in pieces:
         style = "dim" if piece.is_thought else ""
         if piece.text:
             console.print(piece.text, end="", markup=False, highlight=False, style=style)
         said[piece.is_thought] += piece.text
-        if piece.report is not None:
-            report = piece.report
-            note = f"{report['outcome']}, {report['reused_tokens']} of {report['prompt_tokens']} reused"
-            console.print(f"\n[dim]{note}[/]")
+        report = report if piece.report is None else piece.report
+    if report is not None:
+        note = f"{report['outcome']}, {report['reused_tokens']} of {report['prompt_tokens']} reused"
+        console.print(f"\n[dim]{note}[/]")
     thought = {"reasoning_content": said[True]} if said[True] else {}
     return {"role": "assistant", "content": said[False], **thought}
