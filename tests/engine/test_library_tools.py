@@ -13,13 +13,13 @@ from rekindle.engine.types import ChatResult
 from rekindle.errors import BadRequest
 from rekindle.text.replies import ParsedReply, ReplyStream
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"place": {"enum": ["attic", "cellar"]}, "floor": {"type": "integer"}},
     "required": ["place", "floor"],
     "additionalProperties": False,
 }
-LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
+LOOK: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
 ASKED = [{"role": "user", "content": "Look at the attic."}]
 
 
@@ -47,9 +47,10 @@ def test_calls_of_a_strict_tool_have_arguments_of_its_schema() -> None:
             given = json.loads(arguments)
             assert name == "look" and set(given) == {"place", "floor"}
             assert given["place"] in ("attic", "cellar") and isinstance(given["floor"], int)
-        unenforced = {**LOOK["function"], "parameters": {"type": "array", "uniqueItems": True}}  # type: ignore[dict-item]
+        unenforced = {**LOOK["function"], "parameters": {"type": "array", "uniqueItems": True}}
         with pytest.raises(BadRequest, match=r"^tools\[0\]\.function\.parameters: "):
             engine.chat(None, ASKED, tools=[{"type": "function", "function": unenforced}], max_tokens=1)
-        for tool in ({"name": "look"}, {"type": "function", "function": {}}, "look"):
+        wrong: tuple[Any, ...] = ({"name": "look"}, {"type": "function", "function": {}}, "look")
+        for tool in wrong:
             with pytest.raises(BadRequest, match=r"^tools\[1\]: a tool is"):
-                engine.chat(None, ASKED, tools=[LOOK, tool], max_tokens=1)  # type: ignore[list-item]
+                engine.chat(None, ASKED, tools=[LOOK, tool], max_tokens=1)

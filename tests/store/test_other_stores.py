@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,7 +17,7 @@ from rekindle.errors import StoreLocked
 from rekindle.store.commands import Pin
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.stale import remove, store_bytes
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.sync import FileSystem, OsFileSystem
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, LAYOUT, SIZE, Chain, save, warm_tokens
 
@@ -29,10 +30,15 @@ def model(tmp_path: Path) -> Iterator[OpenModel]:
     """Opens the store of a model, named by a number, in the directory that all of them share."""
     stores: list[WarmStore] = []
 
-    def open_one(number: int, num_blocks: float = 100) -> WarmStore:
+    def open_one(number: int, num_blocks: float = 100, fs: FileSystem | None = None) -> WarmStore:
         settings = StoreSettings(staging_bytes=1 << 20, disk_bytes=int(num_blocks * BLOCK_BYTES))
         store = WarmStore.open(
-            tmp_path / "store", fingerprint=bytes([number] * 32), layout=LAYOUT, settings=settings, model=f"m{number}"
+            tmp_path / "store",
+            fingerprint=bytes([number] * 32),
+            layout=LAYOUT,
+            settings=settings,
+            model=f"m{number}",
+            fs=fs,
         )
         stores.append(store)
         store.start()
@@ -137,17 +143,19 @@ def test_a_budget_that_is_smaller_than_before_holds_at_once(model: OpenModel, tm
 
 
 def test_what_cannot_be_removed_is_said_once(
-    model: OpenModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    model: OpenModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    class Unremovable(OsFileSystem):
+        """A system that removes no file."""
+
+        def remove(self, path: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
     first = model(1)
     talk(first, 1)
     first.close()
 
-    def refused(self: OsFileSystem, path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(OsFileSystem, "remove", refused)
-    second = model(2)
+    second = model(2, fs=Unremovable())
     for agent in "ab":
         talk(second, 2, agent, num_blocks=20)
     said = [record for record in caplog.records if "could not be removed" in record.getMessage()]
@@ -158,11 +166,11 @@ def test_a_lock_that_was_removed_meanwhile_is_taken_again(tmp_path: Path) -> Non
     class Removing(OsFileSystem):
         """Another process removes the store after its lock was opened and before it is locked."""
 
-        def lock(self, fd: int, wait: str) -> bool:  # type: ignore[override]
+        def lock(self, fd: int, wait: Literal["wait", "soon", "refuse"]) -> bool:
             if not removed:
                 removed.append(True)
                 assert remove(place(tmp_path, 1), OsFileSystem())
-            return super().lock(fd, wait)  # type: ignore[arg-type]
+            return super().lock(fd, wait)
 
     removed: list[bool] = []
     StoreDirectory.claim(tmp_path / "store", bytes([1] * 32), OsFileSystem()).release()
