@@ -89,6 +89,23 @@ def test_a_worker_that_is_gone_keeps_no_other_waiting(stores: Stores) -> None:
     close(server, ports)
 
 
+def test_a_key_may_be_forgotten_as_soon_as_all_workers_have_their_answers(stores: Stores) -> None:
+    server, ports, _ = served_save(stores)
+    owner, row = stores.opened[0], np.empty(HeadCopies(SHARES[0], stores.opened[0].layout).payload_bytes, np.uint8)
+    for _ in range(300):
+        key = owner.plan_load([])
+        assert [each.result(60) for each in [port.begin_load(key, 0, [row]) for port in ports]] == [0, 0]
+        owner.forget([key])
+    close(server, ports)
+
+
+def test_a_worker_that_cannot_be_served_is_told_by_the_end_of_its_connection(stores: Stores) -> None:
+    server, ports, _ = served_save(stores)
+    with pytest.raises(EOFError):
+        ports[0].begin_load(99, 0, []).result(60)
+    close(server, ports)
+
+
 SHARES = [HeadShare.of(2, rank, 2) for rank in range(2)]
 
 

@@ -139,7 +139,7 @@ class OwnerServer:
         self._closed = True
         self._listener.close()
         for connection in self._connections:
-            connection.close()
+            self._end(connection)
         self._give_up()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -153,7 +153,7 @@ class OwnerServer:
             threading.Thread(target=self._serve, args=(connection,), name="rekindle-worker", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        """Answer one worker until its connection ends; then nobody waits for it."""
+        """Answer one worker until its connection ends or cannot be served; then nobody waits for it, nor it for us."""
         try:
             rank = int(json.loads(connection.recv_bytes())["rank"])
             while True:
@@ -166,7 +166,12 @@ class OwnerServer:
             # Border: whatever a worker sends ends its connection, never the owner.
             logger.exception("a worker could not be served")
         finally:
+            self._end(connection)
             self._give_up()
+
+    def _end(self, connection: Connection) -> None:
+        with self._lock:  # two threads may, and a descriptor that is closed twice may be another's by then
+            connection.close()
 
     def _load(self, connection: Connection, rank: int, head: dict[str, Any]) -> None:
         key, first, count = int(head["load"]), int(head["first"]), int(head["count"])
@@ -176,10 +181,10 @@ class OwnerServer:
                 lambda done: meeting.outcome.set_result(done.result())
             )
 
+        copies = self._copies[rank][self._owner.part(key)]  # a key may be forgotten once all have answers
         meeting = self._meet("load", key, first, count, begin_when=1, begin=begin)
         good = meeting.outcome.result()
         connection.send_bytes(json.dumps(good).encode())
-        copies = self._copies[rank][self._owner.part(key)]
         own = np.zeros(copies.payload_bytes, dtype=np.uint8)
         for row in meeting.rows[:good]:
             copies.cut(row, own)
