@@ -25,6 +25,7 @@ WHITE_SPACE = (
 )
 BLANK = "\u2581"  # ▁, the sign for a space inside sentencepiece tokens
 
+MOST_NESTED = 20  # groups in a pattern; `re` itself follows a few hundred
 MOST_IDS = 1 << 24  # the number of ids that keys can encode (see vocabulary)
 
 
@@ -75,7 +76,8 @@ class ControlTokens:
         self.by_content = {token.content: token for token in tokens}
         self._all = _Guard([token.content for token in tokens])
         self._flagged = _Guard([token.content for token in tokens if token.special])
-        self._pattern = _alternatives(token for token in tokens)
+        # Matches leftmost, then longest: as the library matches added tokens.
+        self._pattern = re.compile(_longest_of({token.content: _after(token) for token in tokens})) if tokens else None
 
     def guard(self, text: str) -> str:
         """Guard every look-alike of a control token in `text`."""
@@ -119,8 +121,7 @@ class _Guard:
     def __init__(self, contents: Sequence[str]) -> None:
         self._starts: Callable[[str], str] | None = None
         if contents:
-            longest_first = sorted(contents, key=len, reverse=True)
-            pattern = re.compile(f"(?s)(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)")
+            pattern = re.compile(f"(?s)(?={_longest_of(dict.fromkeys(contents, ''))})(.)")
             self._starts = lambda text: pattern.sub(rf"\1{GUARD}", text)
         self._first = {content[0] for content in contents}
         self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
@@ -136,15 +137,37 @@ class _Guard:
         return guarded + GUARD if dangling else guarded
 
 
-def _alternatives(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Compile a pattern that matches leftmost, then longest: as the library matches added tokens."""
-    parts = []
-    for token in sorted(tokens, key=lambda token: len(token.content), reverse=True):
-        part = re.escape(token.content)
-        # A token of one character has no inside: its guard follows it.
-        part += f"(?!{GUARD})" if len(token.content) == 1 else ""
-        parts.append(rf"(?<!\w){part}(?!\w)" if token.single_word else part)
-    return re.compile("|".join(parts)) if parts else None
+def _after(token: AddedToken) -> str:
+    """What must hold where an occurrence of a token ends for it to be the token."""
+    if token.single_word:
+        return rf"(?<!\w{re.escape(token.content)})(?!\w)"
+    # A token of one character has no inside: its guard follows it.
+    return f"(?!{GUARD})" if len(token.content) == 1 else ""
+
+
+def _longest_of(texts: Mapping[str, str], depth: int = 0) -> str:
+    """A pattern for the longest of some texts that is there, each with what must hold after it.
+
+    A vocabulary may have thousands of control tokens: what they have in common is compared once, and compiled once.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for text, after in texts.items():
+        groups.setdefault(text[:1], {})[text] = after
+    ends_here = groups.pop("", None)
+    patterns = []
+    for group in groups.values():
+        if len(group) == 1 or depth == MOST_NESTED:
+            longest_first = sorted(group, key=len, reverse=True)
+            patterns += [re.escape(text) + group[text] for text in longest_first]
+        else:
+            first, last = min(group), max(group)
+            common = next(
+                (at for at, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1), len(first)
+            )
+            rest = {text[common:]: after for text, after in group.items()}
+            patterns.append(re.escape(first[:common]) + _longest_of(rest, depth + 1))
+    patterns += ends_here.values() if ends_here else ()
+    return f"(?:{'|'.join(patterns)})"
 
 
 def _append_text(pieces: list[str | int], text: str, *, left: bool, right: bool) -> None:

@@ -138,8 +138,9 @@ class TextTokenizer:
         table = np.arange(max(given.values(), default=-1) + 1, dtype=np.uint32)
         for token in self.kept:
             table[given[token.content]] = token.id
+        found = table.tolist()
         for word, given_id in given.items():
-            if int(table[given_id]) != true_ids.get(word):
+            if found[given_id] != true_ids.get(word):
                 raise ModelRefused(
                     f"{FILE_NAME}: the id of {word!r} is {true_ids.get(word)}, but it encodes as {given_id}"
                 )
@@ -159,7 +160,7 @@ def _hidden(content: str) -> str:
 
 def _load(data: Mapping[str, Any]) -> Tokenizer:
     try:
-        return Tokenizer.from_str(json.dumps(data))
+        return Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
     except BaseException as error:
         # Border: the library raises plain Exception for every malformed file, or panics, which is no Exception.
         if is_meant_for_thread(error):
@@ -192,12 +193,18 @@ def _hide_words(model: Mapping[str, Any], controls: set[str]) -> dict[str, Any]:
         result["vocab"] = [[_hidden(word) if word in controls else word, score] for word, score in words]
         return result
     hidden = controls & words.keys()
-    result["vocab"] = {_hidden(word) if word in hidden else word: token_id for word, token_id in words.items()}
+    result["vocab"] = dict(words)
+    for word in hidden:
+        result["vocab"][_hidden(word)] = result["vocab"].pop(word)
     if model.get("unk_token") in hidden:
         result["unk_token"] = _hidden(model["unk_token"])
     if hidden and "merges" in model:
         pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
-        result["merges"] = [pair for pair in pairs if not hidden & {pair[0], pair[1], pair[0] + pair[1]}]
+        result["merges"] = [
+            [left, right]
+            for left, right in pairs
+            if left not in hidden and right not in hidden and left + right not in hidden
+        ]
     return result
 
 

@@ -60,7 +60,7 @@ class Vocabulary:
         ids = [*words.values(), *(token.id for token in (*controls, *kept))]
         self.size = max(ids, default=-1) + 1
         self._shown: list[bytes] = [b""] * self.size
-        self._in_key = [control_code(token_id) for token_id in range(self.size)]
+        self._in_key = [b""] * self.size
         self._is_control = np.zeros(self.size + 1, dtype=np.bool_)
         self._special = {token.id: token.content.encode() for token in controls if token.special}
         to_bytes = _byte_level_decoder() if byte_level else _sentencepiece_bytes
@@ -70,15 +70,14 @@ class Vocabulary:
             text = token.content if byte_level else token.content.replace(BLANK, " ")
             self._in_key[token.id] = self._shown[token.id] = text.encode()
         for token in controls:
-            self._in_key[token.id] = control_code(token.id)
             self._shown[token.id] = b"" if token.special else token.content.encode()
             self._is_control[token.id] = True
         # Codes are not UTF-8: where keys are checked, five ASCII bytes replace them. Found by id, because a model may
         # generate the bytes of a code.
-        self._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
+        self._as_text = [*self._shown, b"-" * CODE_BYTES]
         text_ids = {*words.values(), *(token.id for token in kept)} - {token.id for token in controls}
-        for token_id in text_ids:
-            self._as_text[token_id] = self._shown[token_id]
+        for token_id in {*range(self.size)} - text_ids:
+            self._in_key[token_id], self._as_text[token_id] = control_code(token_id), b"-" * CODE_BYTES
         self._lengths = np.array([len(text) for text in self._as_text], dtype=np.int32)
         self.longest = int(self._lengths.max())  # bytes of one token, and of a code
 
@@ -148,5 +147,5 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _sentencepiece_bytes(word: str) -> bytes:
-    found = _BYTE_TOKEN.fullmatch(word)
+    found = _BYTE_TOKEN.fullmatch(word) if word.startswith("<0x") else None
     return bytes([int(found[1], 16)]) if found else word.replace(BLANK, " ").encode("utf-8", "replace")
