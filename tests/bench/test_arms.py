@@ -13,12 +13,15 @@ from rich.console import Console
 from benchmarks.match import MatchBench, run_match_bench
 from rekindle.bench.endless import endless_copy
 from rekindle.bench.engine import arms, transformers_arm
-from rekindle.bench.engine.bench import EngineBench, run_engine_bench
+from rekindle.bench.engine.bench import EngineBench, check_peers, run_engine_bench
+from rekindle.bench.engine.gguf_model import write_gguf
 from rekindle.bench.engine.job import Job
+from rekindle.bench.engine.peers import peers_of
 from rekindle.config import Settings
-from rekindle.errors import RekindleError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement
+from rekindle.model.gguf import opened
 from rekindle.model.load import eos_ids, read_config
 from tests.tiny_models import tiny_model_dir
 
@@ -103,18 +106,31 @@ def test_the_whole_command_in_processes_of_its_own(model: Path, tmp_path: Path) 
     assert lines["cold"]["settings"]["kv"] == "q4h"
 
 
-def test_what_was_measured_outlasts_an_arm_that_fails(
+def test_what_was_measured_of_a_gguf_file_outlasts_an_arm_that_fails(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "openvino_genai.py").write_text("raise RuntimeError('of another processor')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    settings = Settings.load({"model": str(model), "kv": "q4h", "threads": 1, "hot_bytes": 64 << 20})
-    out = tmp_path / "lines.jsonl"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file, out = tmp_path / "tiny.gguf", tmp_path / "lines.jsonl"
+    write_gguf(model, file, "f16")
+    settings = Settings.load({"model": str(file), "kv": "q4h", "threads": 1, "hot_bytes": 64 << 20})
     with pytest.raises(RekindleError, match="the arm openvino failed"):
         run_engine_bench(settings, EngineBench(512, 1, 0, "none", out, "openvino"), Console(quiet=True))
     measured = {json.loads(line)["measure"] for line in out.read_text().splitlines()}
     assert {"cold", "warm EXTEND, files evicted"} <= measured
+    assert file.is_file(), "peers read the file itself"
+
+
+def test_a_gguf_file_has_its_own_weights(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(model, tmp_path / "tiny.gguf", "f16")
+    twin = endless_copy(opened(tmp_path / "tiny.gguf"), tmp_path / "twin")
+    assert not eos_ids(twin, read_config(twin))
+    check_peers(twin, peers_of("llama.cpp,openvino"))
+    with pytest.raises(ConfigError, match=r"--against llama\.cpp without weights, not openvino:q8_0"):
+        check_peers(twin, peers_of("llama.cpp,openvino:q8_0"))
 
 
 def test_matching_finds_what_it_looks_for(tmp_path: Path) -> None:

@@ -31,6 +31,6 @@ def endless_copy(directory: Path, target: Path) -> Path:
 
 
 def _without_end(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config without an end token, including its nested parts."""
-    parts = {name: _without_end(value) for name, value in config.items() if isinstance(value, dict)}
-    return {**config, **parts, "eos_token_id": None}
+    """Return the config without an end token, and those nested in it (`text_config`)."""
+    nested = {name: _without_end(value) for name, value in config.items() if name.endswith("_config") and value}
+    return {**config, **nested, "eos_token_id": None}

@@ -2,6 +2,7 @@
 
     rekindle bench engine MODEL --kv q4h --context 4096 --repeats 5 --out bench.jsonl
     rekindle bench engine MODEL --kv q4h --against openvino,llama.cpp    # pip install openvino-genai llama-cpp-python
+    rekindle bench engine MODEL.gguf --against llama.cpp                 # both read the same file
 
 First tokens are measured cold, hot and warm. Every arm is a separate process (`bench/engine/job.py`), on a store in a
 temporary directory. Medians with range; one JSON line per measure with commit, machine, versions and settings.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,6 +29,7 @@ from rekindle.errors import ConfigError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.checkpoint import Source
+from rekindle.model.gguf import gguf_in
 
 DEFAULT_THREADS = 2
 OURS = "rekindle"
@@ -69,8 +72,7 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
             directory = Source.find(settings.model.model, settings.model.revision).fetch()
             model = endless_copy(directory, Path(name) / directory.name)
             given = {**flags, "model": str(model), "store": str(Path(name) / "store")}
-            if options.peers:
-                config_of(model)  # refused here, not after our own arms
+            check_peers(model, options.peers)  # not after our own arms
             job = Job("hot", given, options.context, options.repeats, options.seed)
             for measurement in _measure(job, options):
                 found.append(measurement)
@@ -102,21 +104,40 @@ def _measure(job: Job, options: EngineBench) -> Iterator[Measurement]:
     yield from _measure_peers(job, options.peers)
 
 
+def check_peers(directory: Path, peers: Sequence[Peer]) -> None:
+    """ConfigError if a peer cannot have this model, or not with the weights that its name asks for."""
+    if gguf_in(directory) is None:
+        if peers:
+            config_of(directory)
+    elif odd := [peer.arm for peer in peers if peer.arm != peer.name]:
+        raise ConfigError(f"peers read a GGUF file as it is: --against {peers[0].name} without weights, not {odd[0]}")
+
+
 def _measure_peers(job: Job, peers: Sequence[Peer]) -> Iterator[Measurement]:
-    """Run the peers' arms, each on a GGUF file that is deleted after it."""
+    """Run the peers' arms."""
     if not peers:
         return
     (first,) = run_job(replace(job, arm="transformers first tokens"))
     job = replace(job, expected=first.detail["tokens"])
-    directory = Path(job.flags["model"])
     for peer in peers:
-        file = directory.with_name(f"{peer.weights}.gguf")
-        write_gguf(directory, file, peer.weights)
-        try:
+        with _file_for(peer, Path(job.flags["model"])) as file:
             for arm in (peer.name, f"{peer.name} memory"):
                 yield from run_job(replace(job, arm=arm, file=str(file), weights=peer.weights))
-        finally:
-            file.unlink()
+
+
+@contextmanager
+def _file_for(peer: Peer, directory: Path) -> Iterator[Path]:
+    """The GGUF file of the model itself, or one that is written for the peer and deleted afterwards."""
+    own = gguf_in(directory)
+    if own is not None:
+        yield own
+        return
+    file = directory.with_name(f"{peer.weights}.gguf")
+    write_gguf(directory, file, peer.weights)
+    try:
+        yield file
+    finally:
+        file.unlink()
 
 
 def merged(found: Iterable[Measurement]) -> list[Measurement]:

@@ -20,6 +20,7 @@ from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
 from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
 from rekindle.model.checkpoint_form import DTYPES
+from rekindle.model.gguf import gguf_in
 
 ARM = "transformers"
 NUM_STREAMS = (1, 4)
@@ -32,7 +33,10 @@ def load(job: Job) -> Any:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     directory = Source.find(settings.model, settings.revision).fetch()
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES.get(settings.dtype, "auto"))
+    own = gguf_in(directory)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=DTYPES.get(settings.dtype, "auto"), gguf_file=None if own is None else own.name
+    )
     return model.to(settings.device).eval()
 
 
