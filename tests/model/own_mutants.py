@@ -33,11 +33,11 @@ def _position(given: Given) -> Given | None:
 
 
 def _window(given: Given) -> Given | None:
-    """A window is one token shorter; None where no row reaches to its end."""
+    """A window is an eighth shorter, or one token; None where no row reaches to its end."""
     window, at = given.get("sliding_window"), torch.arange(given["key"].shape[2])
     if not window or len(at) < window:
         return None
-    outside = at[-given["query"].shape[2] :, None] - at >= window - 1
+    outside = at[-given["query"].shape[2] :, None] - at >= window - max(1, window // 8)
     mask = given["attention_mask"]
     return {**given, "attention_mask": mask.masked_fill(outside, torch.finfo(mask.dtype).min)}
 
