@@ -86,8 +86,9 @@ def _replied(served: Served, agent: str, given: dict[str, Any]) -> Reply:
 
 
 def transcript(talk: Talk) -> str:
-    """A text that ends where the reply begins; it begins with one that is longer than Gemma's window."""
-    said = "\n".join(f"{message['role']}: {message['content']}" for message in talk)
+    """A text that ends where a reply begins, with its own blank; it begins with one longer than Gemma's window."""
+    blanks = {"assistant": ""}
+    said = "\n".join(f"{each['role']}:{blanks.get(each['role'], ' ')}{each['content']}" for each in talk)
     return f"{CHECK_TEXT}\n{said}\nassistant:"
 
 
