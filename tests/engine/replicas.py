@@ -43,8 +43,8 @@ class Replicas:
             engine.close()
 
     def objects(self, folder: str) -> list[Path]:
-        """Return the files of one folder of the tier, by name."""
-        return sorted(path for path in self.tier.glob(f"*/{folder}/*") if path.is_file())
+        """Return the objects of one folder of the tier, by name; none that are still being written: NAME#1."""
+        return sorted(path for path in self.tier.glob(f"*/{folder}/*") if path.is_file() and "#" not in path.name)
 
 
 def history(number: int = 0, *, turns: Sequence[str] = (), days: int = 12) -> list[dict[str, str]]:
@@ -66,7 +66,7 @@ def exported(engine: Engine) -> None:
     """Wait until everything that ended is in the tier."""
     assert engine.flush()
     tier = engine.components.tier
-    assert tier is not None and tier.exports.flush(30.0)
+    assert tier is not None and tier.exports.flush(120.0)
 
 
 def figures(engine: Engine) -> dict[str, Any]:

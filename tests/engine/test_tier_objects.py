@@ -14,13 +14,18 @@ import pytest
 from rekindle import Engine
 from rekindle.errors import StoreError
 from rekindle.tier import objects
+from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, decode_head
-from rekindle.tier.imports import MISSES, Wanted
-from rekindle.tier.maintenance import LEASE
+from rekindle.tier.imports import MISSES, Imports, Wanted
+from rekindle.tier.location import open_location
+from rekindle.tier.objects import Objects
+from rekindle.tier.pace import Pace
+from rekindle.tier.records import Records
 from rekindle.tier.sealing import Sealer
-from rekindle.tier.tier import ObjectTier
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
+
+HOURS_S = 10_000.0  # computing takes so long that an answer which comes is waited for
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +160,31 @@ def silent(paths: Sequence[Path]) -> Iterator[None]:
             path.unlink()
 
 
-def named(engine: Engine, replicas: Replicas) -> tuple[ObjectTier, list[Wanted]]:
-    """The tier of an engine, which is not being measured, and the blocks that ada's head names."""
-    tier = engine.components.tier
-    assert tier is not None
-    until(lambda: any(replicas.tier.glob(f"*/{LEASE}")))
-    head = tier.imports.head("default", "ada", compute_s=100.0)
-    assert head is not None
-    return tier, [Wanted(block, (0,)) for block in head.branches[0].blocks(16)]
+class Clock:
+    """Time that passes when a test says so: no test depends on how soon its threads get their turn."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def asking(engine: Engine, replicas: Replicas, clock: Clock) -> Iterator[tuple[Imports, Pace, Breaker, list[Wanted]]]:
+    """Imports into an engine's store by this clock, and the blocks that ada's head names."""
+    assert engine.components.store is not None
+    sealer, prefix = Sealer(SECRET), engine.spec.fingerprint.hex()
+    opened = Objects(open_location(str(replicas.tier)), sealer, prefix, directory=replicas.tier)
+    pace, breaker = Pace(clock=clock), Breaker(clock)
+    records = Records(engine.components.store, engine.spec.layout)
+    try:
+        imports = Imports(opened, records, breaker, pace, wait_s=0.0, clock=clock)
+        head = imports.head("default", "ada", compute_s=HOURS_S)
+        assert head is not None
+        yield imports, pace, breaker, [Wanted(block, (0,)) for block in head.branches[0].blocks(16)]
+    finally:
+        opened.close()
 
 
 def evenly(wanted: Sequence[Wanted], compute_s: float) -> Callable[[int], float]:
@@ -172,59 +194,63 @@ def evenly(wanted: Sequence[Wanted], compute_s: float) -> Callable[[int], float]
 
 
 def test_nothing_is_asked_for_where_computing_is_faster(replicas: Replicas) -> None:
-    one = replicas.start("one", tier_wait_s=0.0)
+    one = replicas.start("one")
     ask(one, history())
     exported(one)
-    tier, wanted = named(one, replicas)
-    tier.pace.latency_s = 1.0
-    assert tier.imports.head("default", "ada", compute_s=23.0) is None, "no time for two answers in a twelfth"
-    assert tier.imports.head("default", "ada", compute_s=25.0) is not None
-    tier.pace.latency_s = 1.0
-    assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 11.0))), "an answer takes more than a twelfth"
-    assert len(list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 13.0)))) == len(wanted)
-    tier.pace.bytes_per_s = 1.0
-    assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 20.0))), "so many bytes take longer"
-    assert tier.breaker.reason is None
+    with asking(one, replicas, Clock()) as (imports, pace, breaker, wanted):
+        pace.latency_s = 100.0
+        assert imports.head("default", "ada", compute_s=2300.0) is None, "no time for two answers in a twelfth"
+        assert imports.head("default", "ada", compute_s=2500.0) is not None
+        pace.latency_s = 100.0
+        assert not list(imports.blocks(wanted, rest_s=evenly(wanted, 1100.0))), "an answer takes more than a twelfth"
+        assert len(list(imports.blocks(wanted, rest_s=evenly(wanted, 1300.0)))) == len(wanted)
+        pace.latency_s, pace.bytes_per_s = 0.0, 1.0
+        assert not list(imports.blocks(wanted, rest_s=evenly(wanted, 1300.0))), "so many bytes take longer"
+        assert breaker.reason is None and not imports.counts.sums()["failures"]
 
 
 def test_a_request_waits_for_head_and_blocks_together(replicas: Replicas) -> None:
-    one = replicas.start("one", tier_wait_s=0.0)
+    one = replicas.start("one")
     ask(one, history())
     exported(one)
-    tier, wanted = named(one, replicas)
-    tier.pace.latency_s = 0.01
-    with silent(replicas.objects("blocks")):
-        assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 16.0), waited_s=0.75))
-        assert tier.breaker.reason == "no answer within 0.25 s", "a sixteenth of computing, less what was waited before"
+    with asking(one, replicas, Clock()) as (imports, pace, breaker, wanted), silent(replicas.objects("blocks")):
+        pace.latency_s = 0.01
+        assert not list(imports.blocks(wanted, rest_s=evenly(wanted, 16.0), waited_s=0.75))
+        assert breaker.reason == "no answer within 0.25 s", "a sixteenth of computing, less what was waited before"
 
 
 def test_a_request_with_little_time_keeps_no_other_from_asking(replicas: Replicas) -> None:
-    one = replicas.start("one", tier_wait_s=0.0)
+    one = replicas.start("one")
     ask(one, history())
     exported(one)
-    tier, wanted = named(one, replicas)
-    tier.pace.latency_s = 0.001
-    with silent(replicas.objects("blocks")):
-        for num in range(1, MISSES + 1):
-            assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 0.1)))
-            assert figures(one)["failures"] == num
-            tier.pace.latency_s = 0.001
-        assert not list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 0.1)))
-        assert figures(one)["failures"] == MISSES, "so often in a row, and blocks are left alone for a while"
-    assert tier.breaker.reason is None, "heads are asked for, and exports go on"
-    assert tier.imports.head("default", "ada", compute_s=100.0) is not None
+    with asking(one, replicas, Clock()) as (imports, pace, breaker, wanted):
+        with silent(replicas.objects("blocks")):
+            for num in range(1, MISSES + 1):
+                pace.latency_s = 0.001
+                assert not list(imports.blocks(wanted, rest_s=evenly(wanted, 0.1)))
+                assert imports.counts.sums()["failures"] == num
+            pace.latency_s = 0.001
+            assert not list(imports.blocks(wanted, rest_s=evenly(wanted, 0.1)))
+            assert imports.counts.sums()["failures"] == MISSES, "so often in a row, and blocks are left for a while"
+        assert breaker.reason is None, "heads are asked for, and exports go on"
+        assert imports.head("default", "ada", compute_s=HOURS_S) is not None
 
 
 def test_what_trickles_is_given_up_and_what_has_come_is_used(replicas: Replicas) -> None:
-    one = replicas.start("one", tier_wait_s=0.0)
+    one, clock = replicas.start("one"), Clock()
     ask(one, history())
     exported(one)
-    tier, wanted = named(one, replicas)
-    paths = {path.name: path for path in replicas.objects("blocks")}
-    tier.pace.latency_s, bytes_per_s = 0.001, tier.pace.bytes_per_s
-    with silent([paths[f"{each.identity.hash.hex()}.0"] for each in wanted[5:]]):
-        got = list(tier.imports.blocks(wanted, rest_s=evenly(wanted, 2.0), num_named=len(wanted)))
-    assert [each.identity for each in got] == [each.identity for each in wanted[:5]]
-    assert figures(one)["slow_imports"] == 1 and figures(one)["failures"] == 0
-    assert tier.breaker.reason is None, "it does answer"
-    assert tier.pace.bytes_per_s < bytes_per_s, "the next request expects less of it"
+    with asking(one, replicas, clock) as (imports, pace, breaker, wanted):
+        paths = {path.name: path for path in replicas.objects("blocks")}
+        pace.latency_s, bytes_per_s = 0.001, pace.bytes_per_s
+        with silent([paths[f"{each.identity.hash.hex()}.0"] for each in wanted[5:]]):
+            arriving = imports.blocks(wanted, rest_s=evenly(wanted, 1600.0), num_named=len(wanted))
+            got = [next(arriving) for _ in range(5)]
+            clock.now += 99.95
+            got += arriving
+        assert [each.identity for each in got] == [each.identity for each in wanted[:5]]
+        counts = imports.counts.sums()
+        assert counts["slow"] == 1 and not counts["failures"]
+        assert counts["waited_ns"] == 99.95e9, "less than a sixteenth"
+        assert breaker.reason is None, "it does answer"
+        assert pace.bytes_per_s < bytes_per_s, "the next request expects less of it"

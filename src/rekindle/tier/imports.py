@@ -40,15 +40,25 @@ class Wanted:
 
 
 class Imports:
-    """Fetches what is worth it; waits for at least `wait_s` seconds, even where computing is faster."""
+    """Fetches what is worth it; waits for at least `wait_s` seconds of the `clock`, even where computing is faster."""
 
-    def __init__(self, objects: Objects, records: Records, breaker: Breaker, pace: Pace, *, wait_s: float) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        records: Records,
+        breaker: Breaker,
+        pace: Pace,
+        *,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._wait_s = wait_s
+        self._clock = clock
         self.counts = Tally()  # of all requests together; "waited_ns" is what they waited
         self._objects = objects
         self._records = records
         self._breaker = breaker
-        self._late = Breaker(time.monotonic, failures=MISSES)  # of blocks alone: all else may be quick
+        self._late = Breaker(clock, failures=MISSES)  # of blocks alone: all else may be quick
         self._pace = pace
 
     def head(self, namespace: str, agent: str, *, compute_s: float) -> AgentHead | None:
@@ -56,17 +66,17 @@ class Imports:
         can = can_ask(self._pace.latency_s, compute_s, wait_s=self._wait_s)
         if not can or not self._breaker.allows():
             return None
-        began, timeout_s = time.monotonic(), head_s(compute_s, wait_s=self._wait_s)
+        began, timeout_s = self._clock(), head_s(compute_s, wait_s=self._wait_s)
         try:
             found = read_head(self._objects, namespace, agent, timeout_s=timeout_s)
-            self._answered(found.num_bytes, time.monotonic() - began)
+            self._answered(found.num_bytes, self._clock() - began)
             return None if found.version is None else found.head
         except TierUnavailable as error:
             self._failed(error, 0)
         except BadObject as error:
             self._is_bad(f"the head of agent {agent}", error)
         finally:
-            self.counts.add(waited_ns=round(1e9 * (time.monotonic() - began)))
+            self.counts.add(waited_ns=round(1e9 * (self._clock() - began)))
         return None
 
     def most_s(self, compute_s: float) -> float:
@@ -86,11 +96,9 @@ class Imports:
         `rest_s`: how long computing the rest would take, in seconds, once so many of their tokens have come.
         `waited_s`: how long their request has waited for the object store before.
         """
-        latency_s = self._pace.latency_s
-        patience = Patience(rest_s(0), wait_s=self._wait_s, waited_before_s=waited_s, latency_s=latency_s)
-        is_worth = (
-            self._pace.predict(self._num_bytes(wanted)) < patience.most_s and latency_s <= patience.seconds_left()
-        )
+        pace, latency_s, wait_s = self._pace, self._pace.latency_s, self._wait_s
+        patience = Patience(rest_s(0), wait_s=wait_s, waited_before_s=waited_s, latency_s=latency_s, clock=self._clock)
+        is_worth = pace.predict(self._num_bytes(wanted)) < patience.most_s and latency_s <= patience.seconds_left()
         if not wanted or not is_worth or not self._breaker.allows() or not self._late.allows():
             return
         num_bytes = num_tokens = 0
