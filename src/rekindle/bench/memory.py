@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
@@ -34,6 +35,17 @@ def resident_bytes(pid: int | None = None) -> int:
         return _status("VmRSS", STATUS if pid is None else Path(f"/proc/{pid}/status"))
     except OSError:
         return peak_bytes()
+
+
+def measured_peak(work: Callable[[], object]) -> tuple[int, int]:
+    """Return resident bytes before some work and their peak while it ran, never less.
+
+    A kernel counts pages in batches and may show a peak that is below what was resident before by some of them.
+    """
+    forget_peak()
+    before = resident_bytes()
+    work()
+    return before, max(before, peak_bytes())
 
 
 def _status(name: str, status: Path) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rekindle.bench.engine.job import Job
 from rekindle.bench.engine.requests import ARM, Sample, clamped, first_token, measurement, warm_up, workload_of
 from rekindle.bench.engine.streams import decoding
-from rekindle.bench.memory import drop_file_cache, forget_peak, peak_bytes, resident_bytes
+from rekindle.bench.memory import drop_file_cache, measured_peak
 from rekindle.bench.workload import Workload
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError
@@ -111,9 +111,6 @@ def memory(job: Job) -> Iterator[Measurement]:
         workload = workload_of(job)
         text = workload.base(0)
         warm_up(engine, workload)
-        forget_peak()
-        before = resident_bytes()
-        first_token(engine, text, "base-0")
-        peak = peak_bytes()
+        before, peak = measured_peak(lambda: first_token(engine, text, "base-0"))
     detail = {"resident_before_bytes": before, "peak_bytes": peak}
     yield Measurement(f"peak memory of a cold prompt, {job.variant}", ARM, "MiB", ((peak - before) / 2**20,), detail)

@@ -16,7 +16,7 @@ from rekindle.bench.engine.job import Job
 from rekindle.bench.engine.peers import Peer
 from rekindle.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle.bench.engine.streams import NUM_STREAMS
-from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
+from rekindle.bench.memory import measured_peak
 from rekindle.bench.workload import Workload
 from rekindle.errors import RekindleError
 from rekindle.harness.record import Measurement
@@ -85,10 +85,7 @@ def memory(job: Job, load: Loader) -> Iterator[Measurement]:
     peer, arm, workload = load(job), arm_of(job), workload_of(job)
     warm_up(peer, workload)
     peer.release()
-    forget_peak()
-    before = resident_bytes()
-    peer.first_token(workload.ids(workload.base(0)))
-    peak = peak_bytes()
+    before, peak = measured_peak(lambda: peer.first_token(workload.ids(workload.base(0))))
     detail = {**peer.about, "resident_before_bytes": before, "peak_bytes": peak}
     yield Measurement("peak memory of a cold prompt, in chunks", arm, "MiB", ((peak - before) / 2**20,), detail)
 

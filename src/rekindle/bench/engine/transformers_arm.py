@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from rekindle.bench.engine.job import Job
 from rekindle.bench.engine.peer_arm import checked_prompts
 from rekindle.bench.engine.requests import WARM_UP_TOKENS, workload_of
-from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
+from rekindle.bench.memory import measured_peak
 from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
 from rekindle.model.checkpoint_form import DTYPES
@@ -132,9 +132,6 @@ def memory(job: Job) -> Iterator[Measurement]:
     base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
     with torch.inference_mode():
         baseline.cold(base[:, :WARM_UP_TOKENS])
-        forget_peak()
-        before = resident_bytes()
-        baseline.cold(base)
-        peak = peak_bytes()
+        before, peak = measured_peak(lambda: baseline.cold(base))
     detail = {"resident_before_bytes": before, "peak_bytes": peak}
     yield Measurement("peak memory of a cold prompt, one piece", ARM, "MiB", ((peak - before) / 2**20,), detail)
