@@ -26,7 +26,7 @@ from rekindle.cli.kernel_speed import KernelSpeed, measure_kernels
 from rekindle.cli.model_probes import Place
 from rekindle.cli.repeats import ADVICE, judged, spread
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
-from rekindle.harness.client import ServerProcess
+from rekindle.harness.client import ServerProcess, free_port
 from rekindle.model.load import choose_kernels
 from rekindle.spec import KVLayout, LayerSpec
 from tests.kernels.native import needs_compiler
@@ -39,12 +39,6 @@ def run(*arguments: str, **env: str) -> Result:
 def found(result: Result) -> dict[str, Mapping[str, Any]]:
     """The findings of a run with --json, by topic."""
     return {finding["topic"]: finding for finding in json.loads(result.stdout)["findings"]}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_sound_machine_passes_and_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import openai
 import pytest
 
 from rekindle.errors import ConfigError
+from rekindle.harness.client import free_port
 from tests.front.conftest import Pair, fronting
 from tests.front.foreign import Foreign, chunk, foreign, usage
 from tests.server.conftest import Answer, Served
@@ -112,7 +112,7 @@ def test_a_silent_backend_is_given_up(scripted_model: Path) -> None:
     ):
         answer = chat(front)
         assert answer.status == 503 and "sent nothing for 0.3 s" in answer.error["message"]
-        assert backend.left.wait(30)
+        assert backend.left.wait(60)
 
 
 def test_a_line_that_never_ends_is_silence(scripted_model: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_line_that_never_ends_is_silence(scripted_model: Path) -> None:
     ):
         answer = chat(front)
         assert answer.status == 503 and "sent nothing for 0.5 s" in answer.error["message"]
-        assert backend.left.wait(30)
+        assert backend.left.wait(60)
 
 
 def test_lines_that_say_nothing_are_no_silence(scripted_model: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_error_without_an_end_is_not_read_to_its_end(scripted_model: Path) ->
     with foreign(status=500, repeats=b"x" * (4 << 20)) as backend, over(scripted_model, backend) as front:
         answer = chat(front)
         assert answer.status == 502 and "status 500 and more than 16 MiB" in answer.error["message"]
-        assert backend.left.wait(30)
+        assert backend.left.wait(60)
 
 
 def test_an_error_that_cannot_be_parsed(scripted_model: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_timeout_of_ours_ends_the_request_there(scripted_model: Path) -> None:
     with foreign(hangs=True) as backend, over(scripted_model, backend, request_timeout_s=0.3) as front:
         answer = chat(front)
         assert answer.status == 503 and "request_timeout_s" in answer.error["message"]
-        assert backend.left.wait(30)
+        assert backend.left.wait(60)
 
 
 def test_a_client_that_leaves_ends_the_request_there(scripted_model: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_ends_the_request_there(scripted_model: Path) -> No
         )
         next(iter(stream))
         stream.close()
-        assert backend.left.wait(30)
+        assert backend.left.wait(60)
 
 
 def test_a_backend_that_goes_away_and_comes_back(scripted_model: Path) -> None:
@@ -182,9 +182,7 @@ def test_a_backend_that_goes_away_and_comes_back(scripted_model: Path) -> None:
 
 
 def test_no_server_at_the_start(scripted_model: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        away = Foreign(url=f"http://127.0.0.1:{free.getsockname()[1]}")
+    away = Foreign(url=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ConfigError, match=r"no server answers at .*; start it first"), over(scripted_model, away):
         pass
 

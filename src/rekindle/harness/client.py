@@ -6,8 +6,10 @@ variables. The client measures the time to the first token itself.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -27,13 +29,24 @@ from rekindle.harness.http import connect, events, url_of
 
 START_S = 300.0  # a large model on a slow disk
 HOST = "127.0.0.1"
+PORTS = range(10_000, 32_768)
 
 
 def free_port(host: str = HOST) -> int:
-    """Return a currently unused port of `host`."""
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a currently unused port of `host`; OSError if that is no address of this machine.
+
+    It lies below those that systems give to connections and to servers that take any (from 32,768 on), one of which
+    might have it before our server does.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        try:
+            with socket.create_server((host, port), family=family):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 @dataclass(frozen=True, slots=True)
