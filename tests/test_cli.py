@@ -171,7 +171,7 @@ def test_variables_of_the_caller_stay_outside(tmp_path: Path, monkeypatch: pytes
     with ServerProcess(flags, log=tmp_path / "log", server=own) as server:
         client = server.wait_ready()
         assert client.json("GET", "/v1/models")["data"][0]["id"] == "me"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while "ready" not in (shown := (tmp_path / "log").read_text()) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert server.stop() == 0

@@ -100,7 +100,7 @@ class House:
     def run(self, *arguments: str, said: str = "", **given: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""
         process = self.start(*arguments, **given)
-        out, errors = process.communicate(said, timeout=120)
+        out, errors = process.communicate(said)
         return process.returncode, out, errors
 
 
@@ -169,7 +169,7 @@ def test_a_scene_that_is_interrupted_stays_on_the_server(house: House, scene: Pa
     assert process.stdout is not None
     next(line for line in process.stdout if line.startswith("Bo (to Ada, Bo): "))
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate()
     assert (process.returncode, errors) == (130, "")
     server = Remote(house.url, "k")
     (left,) = server.ask("GET", "/v1/coordination/sessions")["data"]
@@ -226,7 +226,7 @@ def test_a_server_that_is_gone_between_two_replies_is_said(tmp_path: Path) -> No
         process.stdin.flush()
         next(line for line in process.stdout if line.endswith("reused\n"))
         house.server.kill()
-        _, errors = process.communicate("Where is the copper key?\n", timeout=60)
+        _, errors = process.communicate("Where is the copper key?\n")
         assert (process.returncode, errors.count("\n")) == (1, 1), errors
         assert f"rekindle: no server answers at {house.url}" in errors
 

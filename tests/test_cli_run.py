@@ -177,7 +177,7 @@ def test_an_interrupt_ends_cleanly_and_says_what_is_left(scene: Path, tmp_path: 
     assert process.stdout is not None
     next(line for line in process.stdout if line.startswith("Bo: "))
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=120)
+    rest, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     (left,) = sessions(store)

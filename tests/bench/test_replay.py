@@ -105,7 +105,7 @@ def test_sessions_run_beside_one_another_and_wait_within() -> None:
 
     def answer(body: dict[str, Any]) -> Any:
         order.append(body["messages"][-1]["content"])
-        together.wait(timeout=20)
+        together.wait(timeout=60)
         return text("fine")
 
     said = [request(at, session, f"{session}{at}") for at in (0, 1, 2) for session in "abc"]

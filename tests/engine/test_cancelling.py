@@ -36,7 +36,7 @@ def test_while_its_blocks_are_read(loaded: LoadedModel, tmp_path: Path) -> None:
     try:
         request = rig.unqueued([*ids, 5], 4)
         loop.submit(request)
-        assert disk.reading.wait(30)
+        assert disk.reading.wait(60)
         request.cancelled.set()
         loop.wake()
         result = request.reply.generation.result()
@@ -45,9 +45,9 @@ def test_while_its_blocks_are_read(loaded: LoadedModel, tmp_path: Path) -> None:
         other = rig.unqueued(some_ids(30, seed=2), 4, "off")
         loop.submit(other)
         assert other.reply.generation.result().finish_reason == "length", "others go on meanwhile"
-        assert loop.call(lambda core: core.cache.pool.num_held).result(30) == 5
+        assert loop.call(lambda core: core.cache.pool.num_held).result(60) == 5
         disk.go.set()
-        while loop.call(lambda core: core.cache.pool.num_held).result(30):
+        while loop.call(lambda core: core.cache.pool.num_held).result(60):
             assert not held.wait(0.005)
         again = rig.unqueued([*ids, 5], 1)
         loop.submit(again)

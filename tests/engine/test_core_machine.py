@@ -293,7 +293,7 @@ def test_a_cancelled_load_keeps_its_blocks_until_the_reader_is_done(tmp_path: Pa
     try:
         loading = rig.request([*ids, 5, 6, 7], 2)
         rig.step()
-        assert loading.state is State.LOADING and disk.reading.wait(10)
+        assert loading.state is State.LOADING and disk.reading.wait(60)
         loading.cancelled.set()
         rig.step()
         assert loading.state is State.FINISHED

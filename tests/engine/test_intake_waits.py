@@ -56,7 +56,7 @@ class PacedInbox(queue.SimpleQueue[Work | None]):
     def settle(self) -> None:
         """Return when all that came is done, and somebody waits for more."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._is_waited_at and self.empty(), timeout=30)
+            assert self._changed.wait_for(lambda: self._is_waited_at and self.empty(), timeout=60)
 
     def move(self, seconds: float) -> None:
         """Let so much time pass in which nothing comes, and return when that has had its effect."""

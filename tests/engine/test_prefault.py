@@ -34,7 +34,7 @@ class Watched(KVArena):
 def taken(arena: Watched, num_stored: int) -> list[tuple[int, int]]:
     prefault = Prefault(arena, num_stored)
     prefault.start()
-    prefault.worker.join(10.0)
+    prefault.worker.join(60.0)
     prefault.stop()
     return arena.asked
 
@@ -53,7 +53,7 @@ def test_a_stop_ends_it_after_the_current_piece() -> None:
     prefault = Prefault(arena, 1000)
     arena.stop = prefault.stop
     prefault.start()
-    prefault.worker.join(10.0)
+    prefault.worker.join(60.0)
     assert arena.asked == [(0, 16)]
 
 

@@ -15,12 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rekindle.engine.api import Engine
 from rekindle.kernels import thread_pool
 from tests.engine.conftest import Start
 
 THREADS = 3
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 PROMPT = "a question of many words " * 40
 
 
@@ -34,11 +33,11 @@ def compute() -> None:
     torch.ones(1 << 20).relu_()
 
 
-def wait_until_idle(engine: Engine, before: set[str]) -> None:
-    """Wait until the engine has no tasks besides those of before, some of which may have ended."""
+def wait_until_idle(before: set[str]) -> None:
+    """Wait until there are no tasks besides those of before, some of which may have ended; nobody waits for an end."""
     deadline = time.monotonic() + WITHIN_S
     while computing() - before and time.monotonic() < deadline:
-        engine.stats()
+        time.sleep(0.001)
     assert not computing() - before
 
 
@@ -51,16 +50,16 @@ def test_a_pool_is_given_back_and_made_again() -> None:
             one_thread.submit(compute).result()
             assert len(computing() - before) == THREADS - 1
             one_thread.submit(thread_pool.release).result()
-            assert not computing() - before
+            wait_until_idle(before)
 
 
 def test_an_engine_has_no_pool_after_loading_and_when_idle(start: Start) -> None:
     thread_pool.release()
     before = computing()
     engine = start(threads=THREADS)
-    wait_until_idle(engine, before)
+    wait_until_idle(before)
     engine.generate(PROMPT, agent="ada", max_tokens=2)
-    wait_until_idle(engine, before)
+    wait_until_idle(before)
 
 
 @pytest.mark.parametrize(("given", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7")])

@@ -50,7 +50,7 @@ from tests.tiny_models import DTYPES
 
 BLOCK_TOKENS = 16
 SECRET = b"s" * 32
-LOAD_TIMEOUT_S = 20.0
+LOAD_TIMEOUT_S = 60.0
 ROUNDED: dict[str, Literal["int8", "int4"]] = {"int8": "int8", "int4": "int4"}
 # Steps are planned by size, not by time, unless a test is about time: the bound is out of reach.
 BY_SIZE = EngineSettings(max_stall_s=1e6, max_step_s=1e6)

@@ -50,7 +50,7 @@ from rekindle.backend.process import OwnVllm
 OwnVllm(Path("model"), "name", flags=(), records=None).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-WAIT_S = 30.0  # nothing here is timed; this bounds a failure
+WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 
 
 @pytest.fixture

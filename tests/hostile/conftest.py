@@ -21,7 +21,7 @@ from rekindle.harness.client import ServerProcess
 KEYS = {"left": "key-of-the-left", "right": "key-of-the-right"}
 ADMIN = "key-of-the-admin"
 CONTEXT = 512
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 
 
 @dataclass(frozen=True)

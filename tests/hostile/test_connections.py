@@ -14,7 +14,7 @@ LONG = {"messages": [{"role": "user", "content": "attic " * 60}], "max_tokens": 
 
 
 def opening(target: Target) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", target.port), timeout=30)
+    return socket.create_connection(("127.0.0.1", target.port), timeout=60)
 
 
 def request(body: bytes, announced: int | None = None) -> bytes:

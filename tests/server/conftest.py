@@ -93,7 +93,7 @@ def serving(engine: Engine, settings: ServerSettings) -> Iterator[Served]:
         started = threading.Event()
         thread = threading.Thread(target=_run, args=(server, started))
         thread.start()
-        assert started.wait(30)
+        assert started.wait(120)
         try:
             yield Served(engine, server.servers[0].sockets[0].getsockname()[1], app, server)
         finally:

@@ -29,7 +29,7 @@ def shape(value: Any, told: Any) -> Any:
 def run(example: str, served: Served) -> Any:
     command = example.replace(f"http://127.0.0.1:{ServerSettings().port}", served.url)
     assert served.url in command, "an example asks the default port"
-    done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout)
 

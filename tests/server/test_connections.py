@@ -134,7 +134,7 @@ def test_an_address_that_has_its_part_is_refused_while_places_are_free() -> None
 
 def test_an_answer_that_nobody_reads_does_not_keep_its_connection() -> None:
     with (
-        running(ServerSettings(read_timeout_s=0.2), timeout_keep_alive=0) as server,
+        running(ServerSettings(read_timeout_s=1.0), timeout_keep_alive=0) as server,
         closing(server.connect(GET.replace(b"close", b"keep-alive") % b"much")) as connection,
     ):
         until(lambda: server.server.server_state.total_requests == 1)

@@ -52,7 +52,6 @@ def run(example: str, served: Served, session: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

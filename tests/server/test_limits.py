@@ -20,13 +20,19 @@ from tests.server.conftest import Served, serving
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}).encode()
-WAIT_S = 20.0  # nothing here is timed; this bounds a failure
+WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 
 
 @pytest.fixture(scope="module")
 def narrow(served: Served) -> Iterator[Served]:
-    settings = ServerSettings(max_body_bytes=4096, max_connections=8, read_timeout_s=0.5)
-    with serving(served.engine, settings) as running:
+    with serving(served.engine, ServerSettings(max_body_bytes=4096, max_connections=8)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hasty(served: Served) -> Iterator[Served]:
+    """What is to be given up comes at once or not at all: a second is long enough for a busy machine to send it."""
+    with serving(served.engine, ServerSettings(max_connections=8, read_timeout_s=1.0)) as running:
         yield running
 
 
@@ -85,27 +91,27 @@ def test_a_large_body_is_turned_away(narrow: Served) -> None:
     assert narrow.send("POST", "/v1/chat/completions", fits).status == 200
 
 
-def test_a_body_that_does_not_come_is_given_up(narrow: Served) -> None:
-    with contextlib.closing(connect(narrow)) as connection:
+def test_a_body_that_does_not_come_is_given_up(hasty: Served) -> None:
+    with contextlib.closing(connect(hasty)) as connection:
         connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + BODY[:5])
         answer = said(connection)
         assert answer.startswith(b"HTTP/1.1 408 "), answer
-    assert narrow.app.gate.num_inside == 0
+    assert hasty.app.gate.num_inside == 0
 
 
 @pytest.mark.parametrize("start", [b"", b"G", HEAD])
-def test_a_head_that_does_not_come_is_given_up(narrow: Served, start: bytes) -> None:
-    with contextlib.closing(connect(narrow)) as connection:
+def test_a_head_that_does_not_come_is_given_up(hasty: Served, start: bytes) -> None:
+    with contextlib.closing(connect(hasty)) as connection:
         connection.sendall(start)
         assert said(connection) == b""
     deadline = time.monotonic() + WAIT_S
-    while narrow.num_connections() and time.monotonic() < deadline:  # those of earlier tests may still have to end
+    while hasty.num_connections() and time.monotonic() < deadline:  # those of earlier tests may still have to end
         time.sleep(0.02)
-    assert narrow.num_connections() == 0, "its place is free"
+    assert hasty.num_connections() == 0, "its place is free"
 
 
-def test_a_slow_second_head_is_given_up_too(narrow: Served) -> None:
-    with contextlib.closing(connect(narrow)) as connection:
+def test_a_slow_second_head_is_given_up_too(hasty: Served) -> None:
+    with contextlib.closing(connect(hasty)) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):
@@ -131,7 +137,7 @@ def is_answered(served: Served) -> bool:
 
 
 def test_connections_that_come_and_go_leave_nothing_behind(served: Served) -> None:
-    with serving(served.engine, ServerSettings(max_connections=50, read_timeout_s=0.5)) as running:
+    with serving(served.engine, ServerSettings(max_connections=50, read_timeout_s=5.0)) as running:
         for _ in range(20):
             opened = [connect(running) for _ in range(40)]
             for number, connection in enumerate(opened):

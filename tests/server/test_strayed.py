@@ -29,7 +29,7 @@ def test_head_of_what_has_no_get_is_refused(served: Served) -> None:
 
 
 def test_a_connection_stays_usable_after_head(served: Served) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
         for method in ("HEAD", "GET", "HEAD"):
             connection.request(method, "/v1/models")
             answer = connection.getresponse()

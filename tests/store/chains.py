@@ -143,7 +143,7 @@ def save(store: WarmStore, chain: Chain, agent: str = "ann", branch: int = 0, *,
 def one_batch(store: WarmStore) -> Iterator[None]:
     """What is staged and saved inside is one batch of the writer, however fast it is; durable at the end."""
     gate = threading.Event()
-    store.writer.call(lambda ledger: gate.wait(10))
+    store.writer.call(lambda ledger: gate.wait(60))
     yield
     gate.set()
     assert store.flush(10)
@@ -160,7 +160,7 @@ def load(store: WarmStore, blocks: Sequence[StoredBlock]) -> list[dict[int, np.n
         ended.set()
 
     store.load(blocks, lambda i, part, data: parts.__setitem__((i, part), data.copy()), done)
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert len(counts) == 1
     loaded = [{part: parts[i, part] for part in block.parts} for i, block in enumerate(blocks[: counts[0]])]
     for block, payloads in zip(blocks, loaded, strict=False):

@@ -116,7 +116,7 @@ def test_a_record_in_the_wrong_slot_is_not_served(opened: Opened, place: Path) -
     counts: list[int] = []
     ended = threading.Event()
     store.load(found, lambda index, part, payload: None, lambda count: (counts.append(count), ended.set()))
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert counts == [0]
 
 
@@ -185,16 +185,16 @@ def test_slots_reused_while_a_load_is_under_way_are_not_delivered(opened: Opened
     def deliver(index: int, part: int, payload: np.ndarray) -> None:
         delivered.append((index, payload.tobytes()))
         first.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     store.load(found, deliver, lambda count: (counts.append(count), ended.set()))
-    assert first.wait(10)
+    assert first.wait(60)
     store.submit(Delete("default", "ann")).result(10)
     save(store, Chain.of(store, [8] * (6 * SIZE)), "bob")
     if again == "saved again elsewhere":
         save(store, chain)
     go_on.set()
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert counts == [1]
     assert {index for index, _ in delivered} == {0}
     assert store.stats().bad_records == 0, "a block that only moved is not damaged"

@@ -411,16 +411,16 @@ def test_close_answers_every_load(opened: Opened) -> None:
 
     def deliver(index: int, part: int, payload: np.ndarray) -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     for _ in range(3):
         store.load(found, deliver, counts.append)
-    assert begun.wait(10)
+    assert begun.wait(60)
     closing = threading.Thread(target=store.close)
     closing.start()
-    assert store.readers.stopping.wait(10)
+    assert store.readers.stopping.wait(60)
     go_on.set()
-    closing.join(10)
+    closing.join(60)
     assert len(counts) == 3 and counts[1:] == [0, 0]
 
 

@@ -76,7 +76,7 @@ def test_what_is_not_used_leaves_memory_and_what_is_busy_stays(engine: Engine, p
             for card in records.cards():
                 few.know(card)
             busy = await few.fetch(SPACE, "s0")
-            watcher, until = busy.watch(), time.monotonic() + 30
+            watcher, until = busy.watch(), time.monotonic() + 60
             for number in range(1, NUM_SESSIONS):
                 assert (await few.fetch(SPACE, f"s{number}")).machine.utterances[-1].text == f"This is number {number}."
                 few.check()
