@@ -1,8 +1,8 @@
 """A SIGKILL right after the last byte of an answer: what the answer said is so when the next server asks the disk.
 
-Every route that changes something, over HTTP, one after the other on one store: a server is started, asked whether the
-change before it is there, prepared for the next one, asked for that and killed as soon as the answer has been read.
-`ROUTE_KILLS` says how often for each route (`make torture`).
+Every route that changes something, over HTTP, on one store: a server is started, asked whether the changes before it
+are there, prepared for the next ones, asked for those and killed as soon as the last answer has been read.
+`ROUTE_KILLS` says how often for each route (`make torture`): then each change is the last one before a kill of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from rekindle.server.serve import open_listeners, run_server
 from tests.tiny_models import tiny_model_dir
 
 NUM_KILLS = int(os.environ.get("ROUTE_KILLS", "1"))
+TOGETHER = (
+    1 if "ROUTE_KILLS" in os.environ else 5
+)  # changes that one server answers: a start takes longer than all five
 SESSIONS = "/v1/coordination/sessions"
 WORDS = "The vault of {} opens at nine with the word marigold, and nobody else may know of it."
 RUN = 4  # tokens, of which some run stands within one block
@@ -237,15 +240,15 @@ def tallied(client: Client, path: str, answer: Any) -> bool:
 
 
 ROUTES = {
-    "pin": agent_route(spoken, "POST", "/pin", {"ttl_s": 5000.0}, lambda c, n, b, a: shown(c, n)["pinned"]),
-    "unpin": agent_route(pinned, "DELETE", "/pin", None, lambda c, n, b, a: not shown(c, n)["pinned"]),
-    "fork": agent_route(spoken, "POST", "/fork", None, forked),
-    "rewind": agent_route(lambda c, n: spoken(c, n, 2), "POST", "/rewind", {"turns": 1}, rewound),
     "offload": Route(
         lambda c, n: None,
         lambda c, n, _: spoken(c, n),
         lambda c, n, b, a: shown(c, n)["saved_tokens"] == a["num_tokens"],
     ),
+    "pin": agent_route(spoken, "POST", "/pin", {"ttl_s": 5000.0}, lambda c, n, b, a: shown(c, n)["pinned"]),
+    "unpin": agent_route(pinned, "DELETE", "/pin", None, lambda c, n, b, a: not shown(c, n)["pinned"]),
+    "fork": agent_route(spoken, "POST", "/fork", None, forked),
+    "rewind": agent_route(lambda c, n: spoken(c, n, 2), "POST", "/rewind", {"turns": 1}, rewound),
     "delete": agent_route(spoken, "DELETE", "", None, lambda c, n, b, a: c.is_gone(f"/v1/agents/{n}")),
     "purge": agent_route(secret_of, "POST", "/purge", None, purged),
     "responses": Route(lambda c, n: None, lambda c, n, _: responded(c, n), continued),
@@ -283,31 +286,45 @@ def found_in(store: Path, traces: list[str]) -> set[str]:
     return {trace for trace in traces if any(bytes.fromhex(trace) in content for content in contents)}
 
 
+@dataclass(frozen=True)
+class Change:
+    """One that a server is prepared for, and then answers."""
+
+    route: str
+    name: str
+    before: Any
+
+    def made(self, client: Client) -> tuple[str, Callable[[Client], bool]]:
+        """Its name, and whether a later server has it."""
+        answer, holds = ROUTES[self.route].change(client, self.name, self.before), ROUTES[self.route].holds
+        return self.name, lambda later: holds(later, self.name, self.before, answer)
+
+
+def prepared(client: Client, route: str, number: int, store: Path) -> Change:
+    name = f"{route}-{number}"
+    before = ROUTES[route].prepare(client, name)
+    assert route != "purge" or len(found_in(store, before)) > 2, "nothing to be found at all"
+    return Change(route, name, before)
+
+
 @pytest.mark.timeout(120 + 30 * NUM_KILLS * len(ROUTES))
 def test_what_was_answered_is_there_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, store = tiny_model_dir("llama", "fp32", tmp_path / "model"), tmp_path / "store"
     store.mkdir()
+    routes = list(ROUTES)
+    groups = [routes[at : at + TOGETHER] for at in range(0, len(routes), TOGETHER)] * NUM_KILLS
     counts: Counter[str] = Counter()
-    due: Callable[[Client], bool] | None = None
-    route = ""
-    for number in range(NUM_KILLS):
-        for route, each in ROUTES.items():
-            name = f"{route}-{number}"
-            with running(model, store) as client:
-                assert due is None or due(client), f"what was answered before {name} is not there"
-                before = each.prepare(client, name)
-                assert route != "purge" or len(found_in(store, before)) > 2, "nothing to be found at all"
-                answer = each.change(client, name, before)
-            counts[route] += 1
-            if route == "purge":
-                find_nothing(store, before)
-
-            def due(client: Client, args: Any = (name, before, answer), holds: Any = each.holds) -> bool:
-                return bool(holds(client, *args))
-
-    with running(model, store) as client:
-        assert due is not None and due(client), f"what was answered by {route} is not there"
+    due: list[tuple[str, Callable[[Client], bool]]] = []
+    for group in [*groups, []]:
+        with running(model, store) as client:
+            assert [name for name, holds in due if not holds(client)] == [], "what was answered is not there"
+            changes = [prepared(client, route, counts[route], store) for route in group]
+            due = [each.made(client) for each in changes]
+        counts.update(group)
+        for each in changes:
+            if each.route == "purge":
+                find_nothing(store, each.before)
     with Engine(settings_of(model, store)) as engine:
         engine.check()
     with capsys.disabled():
-        print(f"\n{counts.total()} servers killed right after an answer, of each route {min(counts.values())}")
+        print(f"\n{len(groups)} servers killed right after an answer; of each route {min(counts.values())} answers")
