@@ -262,10 +262,12 @@ class Campaign:
 
     # ---- the crashes
 
-    def crash_everywhere(self, random: np.random.Generator, *, torn: int = 2) -> None:
-        """Every moment with every kind of crash, and between moments the index's own half-done states."""
+    def crash_everywhere(self, random: np.random.Generator, *, torn: int = 2, kinds: int = len(CRASHES)) -> None:
+        """Every moment with every kind of crash, or so many drawn ones, and between moments the index's own half-done
+        states."""
         for number, moment in enumerate(self.moments):
-            for crash in CRASHES:
+            drawn = sorted(random.choice(len(CRASHES), kinds, replace=False))
+            for crash in (CRASHES[each] for each in drawn):
                 self.holds(moment, moment.index, crash, random)
             after = self.moments[number + 1].index if number + 1 < len(self.moments) else moment.index
             if after is not moment.index:
