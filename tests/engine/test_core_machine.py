@@ -30,6 +30,7 @@ from tests.exactness.rig import BLOCK_TOKENS, BY_SIZE, Rig, load
 from tests.tiny_models import tiny_model_dir
 
 _DIRECTORY: list[Path] = []
+_ANSWERS: dict[tuple[int, ...], tuple[int, ...]] = {}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,6 +39,7 @@ def _directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     _DIRECTORY.append(tmp_path_factory.mktemp("machine"))
     yield
     _DIRECTORY.clear()
+    _ANSWERS.clear()
 
 
 @cache
@@ -45,10 +47,11 @@ def model() -> LoadedModel:
     return load(tiny_model_dir("llama", "fp64", _DIRECTORY[0]), "fp64", "q4h")
 
 
-@cache
 def alone(ids: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
-    """The answer on memory of its own, everything computed."""
-    return Rig(model(), num_blocks=16).generate(ids, new_tokens).token_ids
+    """The answer on memory of its own, everything computed; a shorter one is the beginning of a longer one."""
+    if new_tokens > len(_ANSWERS.get(ids, ())):
+        _ANSWERS[ids] = Rig(model(), num_blocks=16).generate(ids, new_tokens).token_ids
+    return _ANSWERS[ids][:new_tokens]
 
 
 def some(seed: int, length: int) -> tuple[int, ...]:
@@ -234,8 +237,8 @@ class PlacesMachine(RuleBasedStateMachine, CoreRules):
     @rule(
         namespace=st.sampled_from("aaabcd"),
         count=st.integers(1, 5),
-        seed=st.integers(0, 9),
-        length=st.integers(1, 40),
+        seed=st.integers(0, 3),
+        length=st.sampled_from((1, BLOCK_TOKENS, 40)),  # few prompts: most of the time goes into answers computed alone
         new_tokens=st.integers(1, 40),
         reuse=st.sampled_from(("continuation", "continuation", "off")),
     )
