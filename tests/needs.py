@@ -24,6 +24,8 @@ NEEDS = {
     "browser": ("playwright",),
 }
 CAMPAIGN = re.compile(r'environ\.get\("(\w*KILLS|\w*RUNS|HURTS)"')
+NO_IMPORTS = ast.expr, ast.expr_context, ast.arguments, ast.keyword, ast.alias, ast.withitem
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 OURS = ("rekindle", "benchmarks", "tests", "tools")
 
 
@@ -50,11 +52,18 @@ def _needs(module: str) -> frozenset[str]:
         if name in seen:
             continue
         seen.add(name)
-        found |= {need for need, names in NEEDS.items() if any(_is_in(name, each) for each in names)}
-        path = _path(name)
-        if path is not None:
-            left += imported(path, at_import=path.is_relative_to(ROOT / "src"))
+        own, names = _own(name)
+        found |= own
+        left += names
     return frozenset(found)
+
+
+@cache
+def _own(name: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """What a module or a name in one stands for itself, and what else is imported with it."""
+    own = frozenset(need for need, names in NEEDS.items() if any(_is_in(name, each) for each in names))
+    path = _path(name)
+    return own, () if path is None else imported(path, at_import=path.is_relative_to(ROOT / "src"))
 
 
 def _is_in(name: str, package: str) -> bool:
@@ -88,5 +97,5 @@ def _imported(node: ast.AST, *, at_import: bool) -> Iterator[str]:
             yield from (alias.name for alias in child.names)
         elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
-        elif not (at_import and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)):
+        elif not isinstance(child, NO_IMPORTS) and not (at_import and isinstance(child, FUNCTIONS)):
             yield from _imported(child, at_import=at_import)
