@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rekindle.kernels import build
 from rekindle.kernels.levels import LEVELS, library_name
 from tests.kernels.native import can_compile, needs_compiler, runnable, sources
 
@@ -45,6 +46,7 @@ for level in sys.argv[1:]:
     print(library.level)
 assert "torch" not in sys.modules  # its OpenMP is found all the same
 """
+NATIVE = "from rekindle.kernels import build; print(build.NATIVE)"
 CACHE = """
 import importlib.util, sys
 import rekindle.cache
@@ -222,6 +224,10 @@ def test_without_kernels_the_same_wheel_answers_and_says_what_is_missing(
     assert note.startswith("kernels: torch; ")
     if runnable() and can_compile():
         assert note.endswith("install g++, then run python -m rekindle.kernels.build")
+        native = Path(run(python, "-c", NATIVE, cwd=tmp_path).strip())
+        assert {path.name for path in native.iterdir()} == {path.name for path in build.NATIVE.iterdir()}
+        shutil.rmtree(native)
+        sources(native)  # which take a moment; tests/kernels compile the kernels themselves
         completed(python, "-m", "rekindle.kernels.build", cwd=tmp_path)
         assert run(python, "-c", KERNELS, *runnable(), cwd=tmp_path).split() == runnable()
 
