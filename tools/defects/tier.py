@@ -151,8 +151,8 @@ TIER: tuple[Mutant, ...] = (
     one(
         "loading where computing is faster",
         IMPORTS,
-        "self._pace.predict(self._num_bytes(wanted)) < patience.most_s",
-        "self._pace.predict(self._num_bytes(wanted)) > 0",
+        "pace.predict(self._num_bytes(wanted)) < patience.most_s",
+        "pace.predict(self._num_bytes(wanted)) > 0",
         f"{SINGLE}::test_nothing_is_asked_for_where_computing_is_faster",
     ),
     one(
@@ -165,8 +165,8 @@ TIER: tuple[Mutant, ...] = (
     one(
         "blocks waited for as long again as their head",
         IMPORTS,
-        "wait_s=self._wait_s, waited_before_s=waited_s, latency_s",
-        "wait_s=self._wait_s, waited_before_s=0.0, latency_s",
+        "wait_s=wait_s, waited_before_s=waited_s, latency_s",
+        "wait_s=wait_s, waited_before_s=0.0, latency_s",
         f"{SINGLE}::test_a_request_waits_for_head_and_blocks_together",
     ),
     one(
