@@ -98,14 +98,17 @@ def test_thirty_requests_are_asked(harbour: Harbour) -> None:
 
 
 Reused = Callable[[Sequence[Mapping[str, Any]]], bool]
+# What the base model is given begins with the same long text for all: it comes from disk once.
 EXPECTED: dict[str, Reused] = {
-    "after a kill": lambda reports: all(each["warm_tokens"] > 60 for each in reports),
+    "after a kill": lambda reports: (
+        reports[0]["warm_tokens"] > 60 and all(each["reused_tokens"] > 60 for each in reports)
+    ),
     "growing": lambda reports: all(each["outcome"] == "extend" for each in reports),
     "shared": lambda reports: all(each["reused_tokens"] > 40 for each in reports),
     "edited": lambda reports: all(a["reused_tokens"] < b["reused_tokens"] for a, b in pairwise(reports)),
     "again": lambda reports: reports[-1]["computed_tokens"] < 64,
     "second agent": lambda reports: all(each["reused_tokens"] > 300 for each in reports),
-    "offloaded": lambda reports: all(each["warm_tokens"] > 40 for each in reports),
+    "offloaded": lambda reports: sum(each["warm_tokens"] for each in reports) > 40,
     "at once": lambda reports: all(each["reused_tokens"] > 60 for each in reports),
 }
 

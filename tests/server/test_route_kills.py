@@ -29,9 +29,7 @@ from rekindle.server.serve import open_listeners, run_server
 from tests.tiny_models import tiny_model_dir
 
 NUM_KILLS = int(os.environ.get("ROUTE_KILLS", "1"))
-TOGETHER = (
-    1 if "ROUTE_KILLS" in os.environ else 5
-)  # changes that one server answers: a start takes longer than all five
+TOGETHER = 1 if "ROUTE_KILLS" in os.environ else 5  # changes that one server answers; a start takes longer than five
 SESSIONS = "/v1/coordination/sessions"
 WORDS = "The vault of {} opens at nine with the word marigold, and nobody else may know of it."
 RUN = 4  # tokens, of which some run stands within one block
