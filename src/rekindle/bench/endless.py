@@ -32,5 +32,5 @@ def endless_copy(directory: Path, target: Path) -> Path:
 
 def _without_end(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config without an end token, and those nested in it (`text_config`)."""
-    nested = {name: _without_end(value) for name, value in config.items() if name.endswith("_config") and value}
-    return {**config, **nested, "eos_token_id": None}
+    nested = {name: each for name, each in config.items() if name.endswith("_config") and isinstance(each, dict)}
+    return {**config, **{name: _without_end(each) for name, each in nested.items()}, "eos_token_id": None}

@@ -186,7 +186,7 @@ class Codec:
         num_records, flat = len(given), given[:, self._columns[index]].reshape(-1)
         tokens = num_records * self.layout.block_tokens
         k, v = (self._by_head(side.read(flat)) for side in (values.k, values.v))
-        worst = torch.zeros(tokens)
+        worst = torch.zeros(tokens, dtype=torch.float32)
         self._kernel.write(
             self._layer_blocks(index),
             Rows(k.data_ptr(), k.stride(1), k.stride(0)),

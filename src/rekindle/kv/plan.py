@@ -116,7 +116,8 @@ class AttentionPlan:
         self.row_offsets = (positions % self.block_tokens).astype(np.int32)
         self.num_written = int(written.sum())
         with torch.inference_mode(False):
-            self.worst = torch.zeros(num_rows, device=device)
+            # torch's default dtype is the process's, and another model's while that is loaded.
+            self.worst = torch.zeros(num_rows, dtype=torch.float32, device=device)
         self._ranges: dict[ScoreShape, tuple[QueryRange, ...]] = {}
 
     @cached_property

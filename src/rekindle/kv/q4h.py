@@ -79,7 +79,7 @@ class Rotator:
         key = (num_vectors, size)
         if key not in self._prepared:
             with torch.inference_mode(False):
-                source = torch.empty(num_vectors, size, device=self._device)
+                source = torch.empty(num_vectors, size, dtype=torch.float32, device=self._device)
                 self._prepared[key] = (source, _stages(source, torch.empty_like(source)))
         return self._prepared[key]
 

@@ -207,7 +207,7 @@ def random_rows(depth: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(len(MAGNITUDES), ROWS_EACH, depth, generator=generator)
     rows[:, ::2] += 0.5
-    return (rows * torch.tensor(MAGNITUDES)[:, None, None]).flatten(0, 1).to(torch.bfloat16)
+    return (rows * torch.tensor(MAGNITUDES, dtype=torch.float32)[:, None, None]).flatten(0, 1).to(torch.bfloat16)
 
 
 def alike(ours: torch.Tensor, theirs: Any) -> bool:
