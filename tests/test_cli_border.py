@@ -313,7 +313,7 @@ def test_interrupting_a_server_that_loads_its_model(tmp_path: Path) -> None:
         output, _ = process.communicate()
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert "nothing is lost" in output or "are saved in" in output
