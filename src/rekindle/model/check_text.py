@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rekindle.text.controls import find_control_tokens
-from rekindle.text.tokenizer import FILE_NAME, TextTokenizer, TokenizerFile
+from rekindle.text.tokenizer import FILE_NAME, whole_tokenizer
 
 OWN_TEXT = "check_text.txt"
 CHECK_TEXT = '''\
@@ -63,10 +62,9 @@ def _encoded(directory: Path, written: tuple[int, ...]) -> tuple[int, ...]:
     """Read once in each state of the files: a start asks three times, and a large tokenizer takes seconds."""
     own = directory / OWN_TEXT
     text = own.read_text("utf-8") if own.is_file() else CHECK_TEXT
-    file = TokenizerFile.from_dir(directory)
-    tokenizer = TextTokenizer(file, find_control_tokens(file.added, ()))
-    (encoded,) = tokenizer.encode([tokenizer.normalise(text, at_start=True)])
-    return (*file.leading_ids(), *encoded.tolist())
+    encoding = whole_tokenizer(directory).encode(text)
+    last = max((at for at, added in enumerate(encoding.special_tokens_mask) if not added), default=-1)
+    return tuple(encoding.ids[: last + 1])
 
 
 def checked_ids(directory: Path, vocab_size: int, count: int) -> torch.Tensor:

@@ -57,12 +57,7 @@ class TokenizerFile:
 
     @classmethod
     def from_dir(cls, directory: Path) -> TokenizerFile:
-        path = directory / FILE_NAME
-        if not path.is_file():
-            raise ModelRefused(
-                f"{directory} has no {FILE_NAME}: convert its tokenizer with transformers and save it there"
-            )
-        return cls(path.read_bytes())
+        return cls(_content(directory))
 
     def leading_ids(self) -> tuple[int, ...]:
         """The tokens the post-processor puts before a sequence."""
@@ -94,7 +89,9 @@ class TextTokenizer:
         self._blank = not byte_level and _writes_blanks(data)
         contents = sorted((re.escape(token.content) for token in self.kept), key=len, reverse=True)
         self._kept_pattern = re.compile(f"({'|'.join(contents)})") if contents else None
-        self._tokenizer = _load(_text_only(data, {token.content for token in controls}))
+        text_only = _text_only(data, {token.content for token in controls})
+        written = json.dumps(text_only, ensure_ascii=False).encode(errors="surrogatepass")
+        self._tokenizer = _loaded(written, "cannot be loaded without its control tokens")
         self._true_ids = self._map_ids(file, controls)
         words = {word: token_id for word, token_id in file.words.items() if token_id not in control_ids}
         table = Vocabulary(words, self.kept, controls, byte_level=byte_level)
@@ -158,14 +155,32 @@ def _hidden(content: str) -> str:
     return GUARD + content
 
 
-def _load(data: Mapping[str, Any]) -> Tokenizer:
+def whole_tokenizer(directory: Path) -> Tokenizer:
+    """The library's tokenizer of a model directory, its control tokens included; nothing is cut off or filled up.
+
+    ModelRefused if its tokenizer.json is missing or cannot be used.
+    """
+    tokenizer = _loaded(_content(directory), "cannot be loaded")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _content(directory: Path) -> bytes:
+    path = directory / FILE_NAME
+    if not path.is_file():
+        raise ModelRefused(f"{directory} has no {FILE_NAME}: convert its tokenizer with transformers and save it there")
+    return path.read_bytes()
+
+
+def _loaded(data: bytes, refusal: str) -> Tokenizer:
     try:
-        return Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
+        return Tokenizer.from_buffer(data)
     except BaseException as error:
         # Border: the library raises plain Exception for every malformed file, or panics, which is no Exception.
         if is_meant_for_thread(error):
             raise
-        raise ModelRefused(f"{FILE_NAME} cannot be loaded without its control tokens: {error}") from error
+        raise ModelRefused(f"{FILE_NAME} {refusal}: {error}") from error
 
 
 def _model_words(model: Mapping[str, Any]) -> dict[str, int]:
