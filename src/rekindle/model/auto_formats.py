@@ -3,7 +3,7 @@
 A layer's K and V begin in 4 bits, or in 8 where 4 are known to harm: where the K projection adds a bias, where
 attention has learned sinks, and in families of which others report it. If the distributions of next tokens on the check
 text then differ by more than MAX_KL, K and V of single layers are promoted to 8 bits and to native, those first that
-change their layer's output most for the bytes; how many is found by halves, each try a forward through the real path.
+change their layer's output most for the bytes; how many is found by a few tries, each a forward through the real path.
 
 A layer alone shows little: 29 of 30 layers that each pass a check of their own cost 3 % of perplexity together. And a
 model in 16 or 8 bits rounds: the least change of its embeddings moves its logits, by a KL of 0.006 where inputs of
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,7 +51,8 @@ MAX_KL = 0.01
 MOST_TOKENS, MOST_TOKENS_OF_LARGE, LARGE_MODEL = 512, 256, 2_000_000_000
 PIECE_TOKENS = 64  # logits of so many positions are in memory at once
 RANKED_TOKENS = 192
-CLOSE = 0.02  # of the bytes between the fewest bits and native
+CLOSE = 0.01  # of the bytes between the fewest bits and native
+TRIES = 4
 FROM_8_BITS = ("gemma4", "gpt_oss")  # beginnings of `model_type` of families that others report to break at 4 bits
 MAP_VERSION = 2
 
@@ -134,7 +135,8 @@ def _searched(
 ) -> AutoFormats:
     """Promote as few as are needed, to within CLOSE; `errors` is asked only if any are.
 
-    The first try is where the KL reaches the bound if it falls as the errors do; those after it halve what is left.
+    A try is where the KL reaches the bound if it falls as the errors do between the numbers that are known, moved so
+    that one near a known number ends the search. Where that has taken TRIES it goes on by halves.
     """
 
     def kl_of(layers: Sequence[LayerFormats]) -> float:
@@ -145,14 +147,19 @@ def _searched(
         promotions = _promotions(geometry, first, errors())
         num_bytes = [0, *accumulate(each.num_bytes for each in promotions)]
         left = [*accumulate((each.gain * each.num_bytes for each in reversed(promotions)), initial=0.0)][::-1]
-        few, enough = 0, len(promotions)  # native throughout differs by nothing
-        expected = bisect_left(left, -left[0] * MAX_KL / kl, key=neg)
-        number, kl = min(max(expected, 1), enough - 1), 0.0
-        while few < number < enough:
+        (few, most), (enough, kl) = (0, kl), (len(promotions), 0.0)  # native throughout differs by nothing
+        close, tried = CLOSE * num_bytes[-1], 0
+        while enough - few > 1 and num_bytes[enough] - num_bytes[few] > close:
+            error = left[enough] + (left[few] - left[enough]) * (MAX_KL - kl) / (most - kl)
+            expected = bisect_left(left, -error, key=neg) if tried < TRIES else (few + enough) // 2
+            nearest = max(bisect_right(num_bytes, num_bytes[few] + close) - 1, few + 1)
+            furthest = min(bisect_left(num_bytes, num_bytes[enough] - close), enough - 1)
+            number, tried = min(max(expected, nearest), furthest), tried + 1
             found = kl_of(_promoted(first, promotions[:number]))
-            few, enough, kl = (few, number, found) if found <= MAX_KL else (number, enough, kl)
-            is_close = num_bytes[enough] - num_bytes[few] <= CLOSE * num_bytes[-1]
-            number = enough if is_close else (few + enough) // 2
+            if found <= MAX_KL:
+                enough, kl = number, found
+            else:
+                few, most = number, found
         layers = _promoted(first, promotions[:enough])
     return AutoFormats(layers, kl, whole.rounding, whole.num_tokens)
 
