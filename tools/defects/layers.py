@@ -52,8 +52,15 @@ LAYERS: tuple[Mutant, ...] = (
     native(
         "what attention adds normed without its row",
         "decoder.cpp",
-        "normalise(d.post_attention_norm, out[row], normed[row]);",
-        "normalise(d.post_attention_norm, normed[row], normed[row]);",
+        "normalise(d.mlp_norm, out[row], normed[row]);",
+        "normalise(d.mlp_norm, normed[row], normed[row]);",
+        OUTPUTS,
+    ),
+    native(
+        "norms of what attention gives left out",
+        "decoder.cpp",
+        "if (d.attention_output_norm.weight != nullptr) normalise(d.attention_output_norm, normed[row], normed[row]);",
+        "",
         OUTPUTS,
     ),
     native(
@@ -158,8 +165,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "formats of KV that change ten times too much",
         "model/auto_formats.py",
-        "if found <= MAX_KL else (number",
-        "if found <= 10 * MAX_KL else (number",
+        "            if found <= MAX_KL:",
+        "            if found <= 10 * MAX_KL:",
         f"{FORMATS}::test_the_layer_that_4_and_8_bits_harm_is_native_and_as_few_others_as_the_bound_needs",
     ),
     one(

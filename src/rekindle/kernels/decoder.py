@@ -1,4 +1,5 @@
-"""Decoder layers and their parts on raw addresses: RMSNorm, gated MLPs, whole layers of Llama's form in one call.
+"""Decoder layers and their parts on raw addresses: RMSNorm, gated MLPs, whole layers of Llama's and Gemma's form in
+one call.
 
 Describes them once, so that a call passes only addresses and a number of rows. Knows packed weights and blocks, no
 modules: callers keep what they point to alive, and guarantee dtypes and shapes: bf16, rows without gaps unless a stride
@@ -44,7 +45,7 @@ class _Decoder(ctypes.Structure):
     """`rk_decoder` of native/rekindle.h."""
 
     _fields_ = (
-        *((name, _Norm) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
+        *((f"{name}_norm", _Norm) for name in ("input", "mlp", "q", "k", "attention_output", "mlp_output")),
         *((name, WeightsStruct) for name in "qkvo"),
         ("mlp", _Mlp),
         ("mixture", _POINTER),
@@ -112,12 +113,15 @@ class Projections(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """The norms of a decoder layer: of its input, before its MLP, and of each head of q and k, if they have one."""
+    """The norms of a decoder layer: of its input and of its MLP's; where it has them, of each head of q and k, and of
+    what attention and MLP give, before that is added."""
 
     input: NormLayer
-    post_attention: NormLayer
-    q: NormLayer | None
-    k: NormLayer | None
+    mlp: NormLayer
+    q: NormLayer | None = None
+    k: NormLayer | None = None
+    attention_output: NormLayer | None = None
+    mlp_output: NormLayer | None = None
 
 
 class DecoderLayer:

@@ -1,7 +1,7 @@
-"""Decoder layers of Llama's form, computed by the kernels in one call each.
+"""Decoder layers of Llama's form, and of Gemma's, computed by the kernels in one call each.
 
 Owns which layers are computed so. A layer is taken for its structure, never for its model's name: the submodules that
-Llama's layers have, packed linear layers, norms and a gated MLP that the kernels compute, no hooks. Its output for a
+layers of a form have, packed linear layers, norms and a gated MLP that the kernels compute, no hooks. Its output for a
 few sequences, at the first positions and at the last ones, must then be that of its own code, which stays and computes
 whatever is no step over blocks that the kernels know, such as the eager attention of the trial forward. Any number of
 rows goes the same way, so bits do not depend on it. In layers of another form, norms and MLPs are fused by themselves.
@@ -36,7 +36,16 @@ from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import LayerSpec
 
 log = logging.getLogger(__name__)
-LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+LAYER = {"self_attn", "mlp"}
+NORMS: tuple[dict[str, str], ...] = (  # names of a layer's norms by what they are to the kernels: in Llama, in Gemma
+    {"input": "input_layernorm", "mlp": "post_attention_layernorm"},
+    {
+        "input": "input_layernorm",
+        "attention_output": "post_attention_layernorm",
+        "mlp": "pre_feedforward_layernorm",
+        "mlp_output": "post_feedforward_layernorm",
+    },
+)
 ATTENTION, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
 KEYWORDS = {
     *("attention_mask", "position_embeddings", "position_ids", "past_key_values", "use_cache", STEP_KEYWORD),
@@ -166,7 +175,7 @@ class _Observation:
 
     def _added_to(self) -> torch.Tensor | None:
         """The rows to which the layer adds what its MLP makes of their norm; None if it does something else."""
-        given, norm, mlp = list[torch.Tensor](), self.module.post_attention_layernorm, self.module.mlp
+        given, norm, mlp = list[torch.Tensor](), _norms(self.module)["mlp"], self.module.mlp
         handles = [
             norm.register_forward_pre_hook(lambda module, args: given.append(args[0])),
             mlp.register_forward_hook(lambda module, args, output: given.extend((args[0], _first(output)))),
@@ -245,9 +254,16 @@ def _observed(loaded: LoadedModel, modules: list[Any], start: int) -> dict[Any, 
     return found
 
 
+def _norms(module: Any) -> dict[str, Any]:
+    """The norms of a layer that has the submodules of one of the forms, and nothing else; of any other module none."""
+    children = module._modules
+    names = next((names for names in NORMS if children.keys() == LAYER | {*names.values()}), {})
+    return {part: children[name] for part, name in names.items()}
+
+
 def _has_form(module: Any) -> bool:
-    """Whether a module has the submodules of Llama's decoder layers, and nothing else."""
-    if module._modules.keys() != LAYER or any(is_changed(each) for each in module.modules()):
+    """Whether a module may be a decoder layer that the kernels know."""
+    if not _norms(module) or any(is_changed(each) for each in module.modules()):
         return False
     attention = module.self_attn
     return (
@@ -258,26 +274,25 @@ def _has_form(module: Any) -> bool:
 
 
 def _fused(seen: _Observation, spec: LayerSpec, kernel: DecoderKernel) -> FusedDecoder | None:
-    """The kernels' form of a layer; None if a part of it or their sizes are not as Llama's are."""
+    """The kernels' form of a layer; None if a part of it or their sizes are not of one of the forms."""
     module, attention, call = seen.module, seen.module.self_attn, seen.call
     projections = Projections(*(linear(attention._modules[f"{name}_proj"]) for name in "qkvo"))
     heads, size = call.q.shape[1], seen.hidden.shape[2]
     if call.kv_index != call.layer_index or not projections.fit(size, heads, spec):
         return None
-    before, after = (norm_layer(x, kernel) for x in (module.input_layernorm, module.post_attention_layernorm))
-    of_heads = [attention._modules.get(name) for name in ("q_norm", "k_norm")]
-    q, k = (None if norm is None else norm_layer(norm, kernel) for norm in of_heads)
+    of_heads = {name[0]: attention._modules[name] for name in HEAD_NORMS & attention._modules.keys()}
+    norms = {part: norm_layer(norm, kernel) for part, norm in {**_norms(module), **of_heads}.items()}
+    known = {part: norm for part, norm in norms.items() if norm is not None}
     mlp = mlp_layer(module.mlp, kernel) or mixture_layer(module.mlp, kernel.library)
-    if before is None or after is None or mlp is None or (q is None, k is None) != tuple(x is None for x in of_heads):
+    if mlp is None or known.keys() != norms.keys():
         return None
     sizes = {mlp.size} if isinstance(mlp, MixtureLayer) else {mlp.depth, mlp.columns}
-    if {before.columns, after.columns, *sizes} != {size} or any(
-        norm is not None and norm.columns != spec.k_dim for norm in (q, k)
+    if sizes != {size} or any(
+        norm.columns != (spec.k_dim if part in of_heads else size) for part, norm in known.items()
     ):
         return None
-    norms = Norms(before, after, q, k)
-    layer = DecoderLayer(norms, projections, mlp, heads)
-    attention = DecoderLayer(norms, projections, None, heads) if isinstance(mlp, MixtureLayer) else None
+    layer = DecoderLayer(Norms(**known), projections, mlp, heads)
+    attention = DecoderLayer(Norms(**known), projections, None, heads) if isinstance(mlp, MixtureLayer) else None
     sinks = None if call.sinks is None else call.sinks.float().contiguous()
     scoring = Scoring(call.scaling, call.window, call.softcap, None if sinks is None else sinks.data_ptr())
     return FusedDecoder(module.forward, kernel, layer, spec, size, scoring, sinks, attention)

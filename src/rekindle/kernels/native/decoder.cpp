@@ -158,8 +158,9 @@ extern "C" void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* laye
   const rk_linear_call o = job.product(d.o, attended, normed);
   job.multiply(&o, 1);
   job.for_each_row(size, [&](int64_t row) {
+    if (d.attention_output_norm.weight != nullptr) normalise(d.attention_output_norm, normed[row], normed[row]);
     elementwise::add(x[row], normed[row], size, out[row]);
-    normalise(d.post_attention_norm, out[row], normed[row]);
+    normalise(d.mlp_norm, out[row], normed[row]);
   });
   if (half) return;
   const Rows added = memory.take(size);
@@ -168,5 +169,8 @@ extern "C" void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* laye
   } else {
     apply_mlp(job, d.mlp, normed, memory.take(2 * d.mlp.inner), added);
   }
-  job.for_each_row(size, [&](int64_t row) { elementwise::add(out[row], added[row], size, out[row]); });
+  job.for_each_row(size, [&](int64_t row) {
+    if (d.mlp_output_norm.weight != nullptr) normalise(d.mlp_output_norm, added[row], added[row]);
+    elementwise::add(out[row], added[row], size, out[row]);
+  });
 }

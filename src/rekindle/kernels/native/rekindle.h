@@ -214,14 +214,15 @@ typedef struct {
   rk_experts experts;
 } rk_mixture;
 
-/* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + mlp(norm(y)). q_norm and k_norm
- * are those of each head; their weight is NULL where there is none. Everything is rounded to bf16 where transformers
- * does it. The size of heads is a multiple of 32.
+/* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + mlp(norm(y)); or of Gemma's,
+ * which has norms of what is added, too. q_norm and k_norm are those of each head. The weight of a norm that is not there
+ * is NULL; `input_norm` and `mlp_norm` always are. Everything is rounded to bf16 where transformers does it. The size of
+ * heads is a multiple of 32.
  *
  * mixture: takes the place of `mlp`, or NULL. Where that is NULL and `mlp` is all zeros, the output is y.
  */
 typedef struct {
-  rk_norm input_norm, post_attention_norm, q_norm, k_norm;
+  rk_norm input_norm, mlp_norm, q_norm, k_norm, attention_output_norm, mlp_output_norm;
   rk_weights q, k, v, o;
   rk_mlp mlp;
   const rk_mixture* mixture;
