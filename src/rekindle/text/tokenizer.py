@@ -44,7 +44,7 @@ _PROBES = (
 
 
 class TokenizerFile:
-    """The content of tokenizer.json: its JSON, the digest of its bytes, the added tokens with their true ids."""
+    """The content of tokenizer.json: its JSON, the digest of its bytes, words and added tokens with their true ids."""
 
     def __init__(self, data: bytes) -> None:
         try:
@@ -58,6 +58,16 @@ class TokenizerFile:
     @classmethod
     def from_dir(cls, directory: Path) -> TokenizerFile:
         return cls(_content(directory))
+
+    def text_only(self, controls: Sequence[AddedToken]) -> bytes:
+        """The JSON of a tokenizer without its control tokens, space before a text, post-processor, cuts and padding.
+
+        Written once: words and merges leave `json` with it. Of a large vocabulary they would take 180 MiB while the
+        library reads them.
+        """
+        written = json.dumps(_text_only(self.json, {token.content for token in controls})).encode()
+        self.json["model"] = {"type": self.json["model"]["type"]}
+        return written
 
     def leading_ids(self) -> tuple[int, ...]:
         """The tokens the post-processor puts before a sequence."""
@@ -89,9 +99,7 @@ class TextTokenizer:
         self._blank = not byte_level and _writes_blanks(data)
         contents = sorted((re.escape(token.content) for token in self.kept), key=len, reverse=True)
         self._kept_pattern = re.compile(f"({'|'.join(contents)})") if contents else None
-        text_only = _text_only(data, {token.content for token in controls})
-        written = json.dumps(text_only, ensure_ascii=False).encode(errors="surrogatepass")
-        self._tokenizer = _loaded(written, "cannot be loaded without its control tokens")
+        self._tokenizer = _loaded(file.text_only(controls), "cannot be loaded without its control tokens")
         self._true_ids = self._map_ids(file, controls)
         words = {word: token_id for word, token_id in file.words.items() if token_id not in control_ids}
         table = Vocabulary(words, self.kept, controls, byte_level=byte_level)
