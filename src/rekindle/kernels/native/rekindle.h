@@ -215,9 +215,9 @@ typedef struct {
 } rk_mixture;
 
 /* A decoder layer of Llama's form: x + o(attention(q, k, v of norm(x))), and of that y + mlp(norm(y)); or of Gemma's,
- * which has norms of what is added, too. q_norm and k_norm are those of each head. The weight of a norm that is not there
- * is NULL; `input_norm` and `mlp_norm` always are. Everything is rounded to bf16 where transformers does it. The size of
- * heads is a multiple of 32.
+ * which has norms of what is added, too. q_norm and k_norm are those of each head. Every layer has `input_norm` and
+ * `mlp_norm`; where it has no other, the weight is NULL. Everything is rounded to bf16 where transformers does it. The
+ * size of heads is a multiple of 32.
  *
  * mixture: takes the place of `mlp`, or NULL. Where that is NULL and `mlp` is all zeros, the output is y.
  */
