@@ -28,6 +28,7 @@ SHOWN_SETTINGS = {
     "speculation": ("tokens", "kv", "threads", "repeats"),
     "structured": ("schemas", "seed"),
     "fidelity": ("positions", "context", "threads"),
+    "start": ("kv", "repeats"),
     "multiple-choice": ("questions", "shots", "seed", "dtype", "kv"),
 }
 SHOWN_MEASURES = {
@@ -40,7 +41,13 @@ SHOWN_MEASURES = {
         "answers again after a kill",
         "errors",
         "replies unlike cold",
-    )
+    ),
+    "start": tuple(
+        f"start, {model}, {kind}: {name}"
+        for model in ("smollm2", "gemma")
+        for kind in ("first", "again", "llama.cpp")
+        for name in ("serving", "CPU", "memory", "peak memory")
+    ),
 }
 ARMS = {
     "rekindle": "Rekindle",
@@ -59,7 +66,9 @@ def shown(line: Line | None) -> str:
     """Format the median in its unit, with the range if there are several values."""
     if line is None:
         return ""
-    scale, unit = (100, "%") if line["unit"] == "share" else (1, line["unit"])
+    scale, unit = (100.0, "%") if line["unit"] == "share" else (1.0, line["unit"])
+    if unit == "bytes" and line["median"] >= 2**20:
+        scale, unit = 2.0**-20, "MiB"
     values = [scale * line[name] for name in ("median", "min", "max")]
     median, low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values)
     if "compared" in line["detail"]:
@@ -74,6 +83,7 @@ def table(lines: list[Line]) -> str:
     for line in lines:
         by_measure.setdefault(line["measure"], {})[line["arm"]] = line
     measures = SHOWN_MEASURES.get(first["bench"], tuple(by_measure))
+    measures = tuple(name for name in measures if name in by_measure)
     arms = list(dict.fromkeys(line["arm"] for line in lines))
     rows = [f"| measure | {' | '.join(ARMS.get(arm, arm) for arm in arms)} |", "|---|" + "--:|" * len(arms)]
     for name in measures:
