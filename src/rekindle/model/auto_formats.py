@@ -52,7 +52,7 @@ MOST_TOKENS, MOST_TOKENS_OF_LARGE, LARGE_MODEL = 512, 256, 2_000_000_000
 PIECE_TOKENS = 64  # logits of so many positions are in memory at once
 RANKED_TOKENS = 192
 CLOSE = 0.01  # of the bytes between the fewest bits and native
-TRIES = 4
+TRIES = 4  # by interpolation; more only where the KL does not fall as the errors do
 FROM_8_BITS = ("gemma4", "gpt_oss")  # beginnings of `model_type` of families that others report to break at 4 bits
 MAP_VERSION = 2
 
@@ -136,7 +136,7 @@ def _searched(
     """Promote as few as are needed, to within CLOSE; `errors` is asked only if any are.
 
     A try is where the KL reaches the bound if it falls as the errors do between the numbers that are known, moved so
-    that one near a known number ends the search. Where that has taken TRIES it goes on by halves.
+    that one near a known number ends the search. After TRIES of them it goes on by halves.
     """
 
     def kl_of(layers: Sequence[LayerFormats]) -> float:

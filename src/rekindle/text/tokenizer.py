@@ -62,7 +62,7 @@ class TokenizerFile:
     def text_only(self, controls: Sequence[AddedToken]) -> bytes:
         """The JSON of a tokenizer without its control tokens, space before a text, post-processor, cuts and padding.
 
-        Written once: words and merges leave `json` with it. Of a large vocabulary they would take 180 MiB while the
+        To be called once: words and merges leave `json` with it. Of 262,144 words they would take 180 MiB while the
         library reads them.
         """
         written = json.dumps(_text_only(self.json, {token.content for token in controls})).encode()
