@@ -64,6 +64,13 @@ LAYERS: tuple[Mutant, ...] = (
         OUTPUTS,
     ),
     native(
+        "norms of what MLPs give left out",
+        "decoder.cpp",
+        "if (d.mlp_output_norm.weight != nullptr) normalise(d.mlp_output_norm, added[row], added[row]);",
+        "",
+        OUTPUTS,
+    ),
+    native(
         "norms of heads left out",
         "decoder.cpp",
         "if (norm.weight != nullptr) normalise(norm, head, head);",
