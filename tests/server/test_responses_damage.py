@@ -143,19 +143,6 @@ def test_a_flipped_bit_in_any_page_is_survived(path: Path) -> None:
             raise AssertionError(f"byte {at} of {len(pristine)}") from error
 
 
-def test_responses_of_format_1_are_taken_over(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for table in ("response", "content"):
-            connection.execute(f"ALTER TABLE {table} DROP COLUMN mac")
-        connection.execute("PRAGMA user_version = 1")
-        connection.commit()
-    for _ in range(2):
-        with opened(path) as responses:
-            for (space, name), each in WHOLE.items():
-                assert responses.find(space, name) == each
-            responses.check()
-
-
 def altered(path: Path, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         assert connection.execute(statement).rowcount == 1

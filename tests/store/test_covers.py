@@ -14,7 +14,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from rekindle.store.admin import check_store
 from rekindle.store.commands import Delete, Move, Purge
 from rekindle.store.values import StagedBlock
 from rekindle.store.warm import WarmStore
@@ -233,7 +232,7 @@ def test_a_bad_block_that_is_saved_again_leaves_no_cover_of_what_it_lost(opened:
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_an_index_without_covers_is_settled_also_if_a_row_is_damaged(
+def test_after_a_crash_lost_covers_are_settled_also_if_a_row_is_damaged(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
     store = opened()
@@ -241,38 +240,19 @@ def test_an_index_without_covers_is_settled_also_if_a_row_is_damaged(
     save(store, chain)
     store.close()
     index = tmp_path / "store" / FINGERPRINT.hex() / "index.db"
-    with closing(sqlite3.connect(index)) as connection, connection:
-        connection.execute("UPDATE block SET last_use = 7.25 WHERE slot = 8 AND part = 0")
-        as_version_3(connection)
+    log = index.with_name("index.db-wal")
+    with closing(sqlite3.connect(index)) as connection:
+        with connection:
+            connection.execute("UPDATE block SET last_use = 7.25 WHERE slot = 8 AND part = 0")
+            connection.execute("DELETE FROM cover")
+        crashed = {path: path.read_bytes() for path in (index, log)}
+    for path, content in crashed.items():
+        path.write_bytes(content)
     if size == "large":
         monkeypatch.setattr("rekindle.store.opening.QUICKLY_CHECKED_BYTES", 0)
     store = opened()
     store.check("records")
     assert len(windows_on_disk(store)) <= -(-WINDOW // SIZE) + 2
-
-
-def as_version_3(connection: sqlite3.Connection) -> None:
-    """Leave of an index what version 3 wrote."""
-    connection.execute("DROP TABLE cover")
-    connection.execute("DELETE FROM meta WHERE key = 'covers_settled'")
-    connection.execute("PRAGMA user_version = 3")
-
-
-@pytest.mark.parametrize("how", ["opened", "checked first"])
-def test_windows_of_an_earlier_version_end_at_the_first_start(opened: Opened, tmp_path: Path, how: str) -> None:
-    store = opened()
-    chain = Chain.of(store, range(20 * SIZE))
-    save(store, chain)
-    used = store.stats().used_bytes
-    store.close()
-    with closing(sqlite3.connect(tmp_path / "store" / FINGERPRINT.hex() / "index.db")) as connection, connection:
-        as_version_3(connection)
-    if how == "checked first":
-        assert check_store(tmp_path / "store", FINGERPRINT.hex()).is_sound
-    store = opened()
-    assert windows_on_disk(store) == needed(chain, {20 * SIZE})
-    assert store.stats().used_bytes < used
-    store.check("records")
 
 
 def test_a_damaged_window_is_written_again_with_its_block(opened: Opened, tmp_path: Path) -> None:

@@ -7,17 +7,14 @@ at random (`make torture`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rekindle.store.schema import COLUMNS
 from rekindle.store.warm import WarmStore
 from tests.store.campaign import Campaign, drawn_actions, recorded
 from tests.store.careless import CARELESS
@@ -122,22 +119,6 @@ def test_a_crash_while_opening_costs_nothing(directory: Path) -> None:
         judge_all(second, "opened")
         shutil.rmtree(second.directory)
     assert NUM_STATES["opened"] > 50
-
-
-def test_a_crash_while_an_old_index_is_migrated_costs_nothing(directory: Path) -> None:
-    first = kept_life(directory)
-    path = first.place / "index.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for table in COLUMNS:
-            connection.execute(f"ALTER TABLE {table} DROP COLUMN mac")
-        connection.executescript("ALTER TABLE agent DROP COLUMN pinned_until; PRAGMA user_version = 1;")
-    first.pins.clear()
-    second = first.next_life(directory / "second", first.live)
-    with second.running() as store:
-        assert store.sequences()
-    assert any(moment.what.startswith("ALTER") for moment in second.moments)
-    judge_all(second, "migrated", torn=4)
-    assert second.num_states > 10
 
 
 def test_a_crash_while_the_index_is_made_anew_loses_no_block(directory: Path) -> None:

@@ -97,7 +97,7 @@ class Index:
         self._readers = ReadConnections(path)
         self.writer = connect_writer(path)
         try:
-            prepare(self.writer, secret, path)
+            prepare(self.writer, path)
         except BaseException:
             self.writer.close()
             raise

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # A full check takes a third of a second for an index of 20,000 blocks, 15 s for 640,000 (540 MB).
 QUICKLY_CHECKED_BYTES = 16 << 20
-SETTLED = "covers_settled"  # in `meta`, once window parts without a cover are gone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,13 +97,13 @@ def _open(
         if slots is not None:
             shards = Shards(place.path, formats, slots, fs)
             repair_rows(ledger, shards, clock())
-            if suspicion == "crashed" or not index.meta().get(SETTLED):
+            if suspicion == "crashed":
                 _settle_covers(ledger, shards, clock())
             ledger.clamp_future_uses(clock())
             place.forget_damage()
             return OpenedStore(place, index, ledger, shards, others, None)
         slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
-        settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)} | {SETTLED: 1}
+        settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)}
         shards, report = Shards(place.path, formats, slots, fs), None
         if place.has_shards():
             kept = place.last_set_aside()
@@ -176,11 +175,10 @@ def _check_all(index: Index, ledger: Ledger) -> None:
 
 
 def _settle_covers(ledger: Ledger, shards: Shards, now: float) -> None:
-    """Free the window parts that no branch needs: left by a crash, or by a version that kept all."""
+    """Free the window parts that no branch needs, left by a crash."""
     try:
         with ledger.transaction() as freed:
             ledger.settle_covers()
-            ledger.slots.set_meta({SETTLED: 1})
     except DamagedRow as damaged:
         ledger.damage.found(str(damaged))
         repair_rows(ledger, shards, now)  # settles them as well

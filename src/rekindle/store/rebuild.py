@@ -20,12 +20,10 @@ from rekindle.store.damage import INDEX_DAMAGE
 from rekindle.store.index import unpacked
 from rekindle.store.ledger import Ledger
 from rekindle.store.record_rows import whole_rows, with_parents
-from rekindle.store.schema import SEQUENCE, index_macs, is_agent
+from rekindle.store.schema import AGENT, SEQUENCE, index_macs, is_agent
 from rekindle.store.shards import Shards
 from rekindle.store.sqlite_file import connect
 from rekindle.store.values import SequenceRecord, StoredBlock
-
-_SEQUENCE_2 = SEQUENCE.removesuffix(", mac")  # up to version 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +54,10 @@ def salvage(path: Path, secret: bytes) -> list[Salvaged]:
     found: list[Salvaged] = []
     macs = index_macs(secret)
     with contextlib.suppress(*INDEX_DAMAGE), contextlib.closing(connect(path)) as connection:
-        columns = {row[1] for row in connection.execute("PRAGMA table_info(agent)")}
-        has_macs = "mac" in columns
-        until = "pinned_until" if "pinned_until" in columns else "0.0"
-        for row in connection.execute(f"SELECT agent, namespace, id, {until}{', mac' * has_macs} FROM agent"):
+        for row in connection.execute(f"SELECT {AGENT} FROM agent"):
             if is_agent(row, secret):
-                agents[row[0]] = (row[1], row[2], row[3] if not has_macs or macs["agent"].holds(row) else 0.0)
-        for row in connection.execute(f"SELECT {SEQUENCE if has_macs else _SEQUENCE_2} FROM sequence"):
-            if has_macs and not macs["sequence"].holds(row):
-                continue
+                agents[row[0]] = (row[1], row[2], row[3] if macs["agent"].holds(row) else 0.0)
+        for row in filter(macs["sequence"].holds, connection.execute(f"SELECT {SEQUENCE} FROM sequence")):
             key, branch, root, head, num_tokens, canonical, last_use, ends = row[:8]
             with contextlib.suppress(TypeError, ValueError):
                 if key in agents and 0 <= canonical <= num_tokens and math.isfinite(last_use):

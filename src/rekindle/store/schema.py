@@ -1,29 +1,17 @@
-"""The tables of the index, the MACs of their rows, and the migration from older versions.
-
-Version 4 added covers: without them, blocks kept all their parts. Version 3 gave every row a MAC. Migrated rows get one
-if they can be verified: a block by its hash of parent and ids, an agent by its key. The other tables' rows were never
-verifiable; for a block, the records on disk decide whether its row is right.
-"""
+"""The tables of the index, the MACs of their rows, and the keyed hash that identifies an agent."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, block_hash, id_bytes, tail_hash
+from rekindle.cache.blocks.hashing import HASH_BYTES, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.row_macs import TableMac, row_key
-from rekindle.store.sqlite_file import transaction
 from rekindle.store.values import StoredBlock
-
-logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 4
 Row = Sequence[Any]
@@ -53,7 +41,6 @@ _KINDS: dict[Table, str] = {
     "block": "bibbiibif",
     "cover": "bibi",
 }
-_TABLES_TO_3 = frozenset(COLUMNS) - {"cover"}  # of the first three versions
 
 
 def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
@@ -66,12 +53,6 @@ def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
     ]
 
 
-_COVER_TABLE = """
-CREATE TABLE cover(
-    agent BLOB NOT NULL, branch INTEGER NOT NULL, name BLOB NOT NULL, part INTEGER NOT NULL, mac BLOB NOT NULL,
-    PRIMARY KEY(agent, branch, name, part)) WITHOUT ROWID
-"""
-_COVER_INDEX = "CREATE INDEX cover_part ON cover(name, part)"
 # The child index contains the ids, so the child with the most leading ids in common is adjacent to the queried ids:
 # O(log n), even below a root with ten thousand children.
 _SCHEMA = f"""
@@ -91,16 +72,12 @@ CREATE TABLE sequence(
 CREATE INDEX sequence_head ON sequence(head);
 CREATE TABLE free(
     part INTEGER NOT NULL, slot INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'', PRIMARY KEY(part, slot)) WITHOUT ROWID;
-{_COVER_TABLE}; {_COVER_INDEX};
+CREATE TABLE cover(
+    agent BLOB NOT NULL, branch INTEGER NOT NULL, name BLOB NOT NULL, part INTEGER NOT NULL, mac BLOB NOT NULL,
+    PRIMARY KEY(agent, branch, name, part)) WITHOUT ROWID;
+CREATE INDEX cover_part ON cover(name, part);
 PRAGMA user_version = {INDEX_VERSION};
 """
-# Version -> statements that migrate it to the next.
-_MIGRATIONS = {
-    1: ["ALTER TABLE agent ADD COLUMN pinned_until REAL NOT NULL DEFAULT 0"],
-    2: [f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''" for table in sorted(_TABLES_TO_3)],
-    3: [_COVER_TABLE, _COVER_INDEX],
-}
-_MIGRATED_ROWS = 10_000  # per batch
 
 
 def index_macs(secret: bytes) -> IndexMacs:
@@ -117,71 +94,22 @@ def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
     return digest.digest()
 
 
-def prepare(db: sqlite3.Connection, secret: bytes, path: Path) -> None:
-    """Create the tables of a new index, or migrate an older one, one transaction per version.
+def prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Create the tables of a new index.
 
-    StoreError for a newer version, sqlite3.DatabaseError if the file is not an index.
+    StoreError for one of another version, sqlite3.DatabaseError if the file is not an index.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version == 0 and not tables:
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        return
-    if version > INDEX_VERSION and tables >= set(COLUMNS):
+    elif version > INDEX_VERSION and tables >= set(COLUMNS):
         raise StoreError(
             f"{path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
             "use that one, or choose another directory as store"
         )
-    if version < 1 or not tables >= (_TABLES_TO_3 if version < INDEX_VERSION else set(COLUMNS)):
+    elif version != INDEX_VERSION or not tables >= set(COLUMNS):
         raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
-    for number in range(version, INDEX_VERSION):
-        logger.info("migrating the index to version %d, once; 640,000 blocks take up to a minute", number + 1)
-        with transaction(db):
-            for statement in _MIGRATIONS[number]:
-                db.execute(statement)
-            if number == 2:
-                _add_macs(db, secret)
-            db.execute(f"PRAGMA user_version = {number + 1}")
-
-
-def _add_macs(db: sqlite3.Connection, secret: bytes) -> None:
-    """Add a MAC to every row that can be verified. The others stay without, and so count as missing."""
-    macs = index_macs(secret)
-    update = "UPDATE block SET mac = ? WHERE id = ?"
-    for rows in _blocks(db):
-        db.executemany(update, [(macs["block"].of(row[1:]), row[0]) for row in rows if _is_block(row[1:])])
-    proven = {row[0]: row for row in db.execute(f"SELECT {AGENT} FROM agent").fetchall() if is_agent(row, secret)}
-    rows = [(macs["agent"].of(row), key) for key, row in proven.items() if _is_time(row[3])]
-    db.executemany("UPDATE agent SET mac = ? WHERE agent = ?", rows)
-    rest: dict[Table, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
-        "sequence": (("agent", "branch"), lambda row: row[0] in proven and _is_branch(row)),
-        "free": (("part", "slot"), _are_slots),
-        "meta": (("key",), _is_mark),
-    }
-    for table, (key, is_proven) in rest.items():
-        found = [row for row in db.execute(f"SELECT {COLUMNS[table]} FROM {table}").fetchall() if is_proven(row)]
-        where = " AND ".join(f"{column} = ?" for column in key)
-        change = f"UPDATE {table} SET mac = ? WHERE {where}"
-        db.executemany(change, [(macs[table].of(row), *row[: len(key)]) for row in found])
-
-
-def _blocks(db: sqlite3.Connection) -> Iterator[list[Row]]:
-    """Yield row ids and rows of all blocks, in batches."""
-    last = -(1 << 63)
-    query = f"SELECT id, {BLOCK} FROM block WHERE id > ? ORDER BY id LIMIT {_MIGRATED_ROWS}"
-    while rows := db.execute(query, (last,)).fetchall():
-        yield rows
-        last = rows[-1][0]
-
-
-def _is_block(row: Row) -> bool:
-    own, part, parent, root, slot, num_tokens, ids, crc, last_use = row[:9]
-    if not (_is_hash(own) and _is_hash(parent) and _is_hash(root) and isinstance(ids, bytes) and len(ids) % 4 == 0):
-        return False
-    held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
-    if not (num_tokens == len(held) > 0 and all(_is_count(number) for number in (part, slot, crc))):
-        return False
-    return _is_time(last_use) and own in (make(BlockHash(parent), held) for make in (block_hash, tail_hash))
 
 
 def is_agent(row: Row, secret: bytes) -> bool:
@@ -190,33 +118,3 @@ def is_agent(row: Row, secret: bytes) -> bool:
         return bool(row[0] == agent_key(row[1], row[2], secret))
     except (TypeError, AttributeError, ValueError):
         return False
-
-
-def _is_branch(row: Row) -> bool:
-    _, branch, root, head, num_tokens, canonical, last_use, ends, _ = row
-    counts = all(_is_count(number) for number in (branch, num_tokens, canonical)) and canonical <= num_tokens
-    return counts and _is_hash(root) and _is_hash(head) and _is_time(last_use) and _are_ends(ends)
-
-
-def _are_ends(value: object) -> bool:
-    return isinstance(value, bytes) and len(value) % 4 == 0
-
-
-def _are_slots(row: Row) -> bool:
-    return _is_count(row[0]) and _is_count(row[1])
-
-
-def _is_mark(row: Row) -> bool:
-    return isinstance(row[0], str) and _is_count(row[1])
-
-
-def _is_hash(value: object) -> bool:
-    return isinstance(value, bytes) and len(value) == HASH_BYTES
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, float) and not math.isnan(value)

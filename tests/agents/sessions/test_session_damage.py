@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import product
@@ -18,9 +16,9 @@ import numpy as np
 import pytest
 
 from rekindle import Engine
-from rekindle.agents.log.records import Memory, SavedSession, SessionRecords
+from rekindle.agents.log.records import Memory, SessionRecords
 from rekindle.agents.log.usage import Used
-from rekindle.agents.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, Rewound, Utterance
+from rekindle.agents.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, Utterance
 from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.errors import Conflict, NotFound, RekindleError, StoreError
 from tests.agents.sessions.held import held
@@ -235,83 +233,6 @@ def test_a_flipped_bit_of_the_header_is_survived(engine: Engine, whole: tuple[Pa
             survives(engine, path, whole[1])
         except Exception as error:
             raise AssertionError(f"bit {bit} of byte {at} of the header") from error
-
-
-# The file as Rekindle wrote it before its rows had MACs.
-FORMAT_2 = """
-CREATE TABLE IF NOT EXISTS session(
-    number INTEGER PRIMARY KEY AUTOINCREMENT, namespace TEXT NOT NULL, id TEXT NOT NULL, created REAL NOT NULL,
-    last_use REAL NOT NULL, plan TEXT NOT NULL, preludes TEXT NOT NULL, UNIQUE(namespace, id));
-CREATE TABLE IF NOT EXISTS event(
-    session INTEGER NOT NULL, number INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
-    PRIMARY KEY(session, number)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS memory(
-    namespace TEXT NOT NULL, agent TEXT NOT NULL, at REAL NOT NULL, prelude TEXT, forgotten INTEGER NOT NULL,
-    PRIMARY KEY(namespace, agent)) WITHOUT ROWID;
-PRAGMA user_version = 2;
-INSERT INTO session VALUES(1, 'team1', 'gone', 1, 2, '{}', '{}'), (7, 'team1', 'last', 1, 2, '{}', '{}');
-DELETE FROM session;
-INSERT INTO session VALUES(3, 'team1', 'a', 5, 6.5, '{"participants":[{"name":"Ada","persona":"Ä","role":"","agent":
-"ada"},{"name":"Ben","persona":"","role":"","agent":null}],"topology":"round_robin","sampling":[["max_tokens",3]]}',
-'{"Ada":{"system":"You are Ada.","entries":[{"kind":"heard","text":"Hi.","by":"Ben"}]}}');
-INSERT INTO session VALUES(4, 'team2', 'a', 5, 7, '{"participants":[{"name":"Ada"},{"name":"Ben"}]}', '{}');
-INSERT INTO session VALUES(5, 'team2', 'broken', 5, 7, '{"participants":5}', '{}');
-INSERT INTO session VALUES(6, 'team2', 'torn', 5, 7, '{"participants":[{"name":"Ada"},{"name":"Ben"}]}', '{}');
-INSERT INTO event VALUES(3, 0, 6, 'Told', '{"by":"Host","text":"Hello.","to":["Ada"]}');
-INSERT INTO event VALUES(3, 1, 6.5, 'Rewound', '{"name":"Ada","turns":2}');
-INSERT INTO event VALUES(4, 0, 7, 'Told', '{"by":"Host","text":"Ho.","to":null}');
-INSERT INTO event VALUES(6, 1, 7, 'Told', '{"by":"Host","text":"After a gap.","to":null}');
-INSERT INTO memory VALUES('team1', 'ada', 4.5, '{"system":"You are Ada.","entries":[]}', 2);
-INSERT INTO memory VALUES('team1', 'bob', 0, NULL, 4);
-"""
-
-
-def test_a_file_of_format_2_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FORMAT_2)
-    for _ in range(2):
-        with closing(SessionRecords.open(path)) as records:
-            assert [(card.number, card.namespace, card.id) for card in records.cards()] == [
-                (3, "team1", "a"),
-                (4, "team2", "a"),
-                (6, "team2", "torn"),
-            ]
-            ada, ben = Participant("Ada", "Ä", agent="ada"), Participant("Ben")
-            kept = SavedSession(
-                *(3, "team1", "a", 5.0, 6.5),
-                Plan((ada, ben), sampling=(("max_tokens", 3),)),
-                {"Ada": Prelude("You are Ada.", (Entry("heard", "Hi.", "Ben"),))},
-                (MessagePosted("Host", "Hello.", ("Ada",)), Rewound("Ada", 2)),
-            )
-            assert records.session(3) == kept
-            assert records.events(4) == (MessagePosted("Host", "Ho."),)
-            with pytest.raises(ValueError, match="missing"):
-                records.session(6)
-            assert records.remembered("team1", "ada") == Memory("ada", 4.5, Prelude("You are Ada.", ()), 2)
-            assert records.remembered("team1", "bob") == Memory("bob", 0.0, None, 4)
-            with pytest.raises(Conflict, match=r"cannot be read.*choose another id"):
-                records.create("team2", "broken", PLAN, {}, 9.0)
-    with closing(SessionRecords.open(path)) as records:
-        records.append(3, 2, [MessagePosted("Host", "More.")], 9.0)
-        assert records.create("team1", "b", PLAN, {}, 9.0) == 8, "the numbers of deleted sessions are not given again"
-        records.delete(6, "team2", [])
-        records.check()
-
-
-def test_a_takeover_that_the_disk_refuses_leaves_the_file_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FORMAT_2)
-    script = (
-        "import resource, sys; from pathlib import Path; from rekindle.agents.log.records import SessionRecords\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
-        "SessionRecords.open(Path(sys.argv[1]))"
-    )
-    done = subprocess.run([sys.executable, "-c", script, path, "8192"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "StoreRefused" in done.stderr
-    with closing(SessionRecords.open(path)) as records:
-        assert [card.number for card in records.cards()] == [3, 4, 6]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@
 
 Session numbers are never reused. `forgotten`: an agent brings nothing from sessions up to this number into others.
 `mac` and `progress`: see `macs`. No table has an index, so a damaged row does not block the name that it holds;
-`inventory` tracks the names. Format 3; a file of format 2 is migrated.
+`inventory` tracks the names.
 
 A file that fails SQLite's integrity check, run at each open, is damaged and set aside. Rows with keys out of order are
 sorted again; a value of the wrong column type makes a damaged row, which is left unchanged.
@@ -31,7 +31,6 @@ from rekindle.store.sqlite_file import transaction
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 FORMAT = 3
-_MIGRATED = 2
 _MARK = int.from_bytes(b"RKS", "big") << 8 | FORMAT  # the format again, in case its number is damaged
 BUSY_S = 2.0  # time for the previous process to close the file
 _MOST_MESSAGES = 100  # of a check, which reports damaged pages first
@@ -48,11 +47,6 @@ _TABLES = {
 }
 _SCHEMA = {("table", name, name, sql) for name, sql in _TABLES.items()}
 _SCHEMA |= {("table", "sqlite_sequence", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)")}
-_COPIES = {
-    "session": "number, namespace, id, created, last_use, 0, x'', plan, preludes, x''",
-    "event": "session, number, at, kind, body, x''",
-    "memory": "namespace, agent, at, prelude, forgotten, x''",
-}
 
 
 def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], T], *, secret: str | None = None) -> T:
@@ -65,7 +59,7 @@ def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], 
     def prepared(connection: sqlite3.Connection, key: bytes) -> T:
         macs = SessionMacs(key)
         _check(connection, macs)
-        _bring_up(connection, path, macs)
+        _bring_up(connection, path)
         _limit_numbers(connection)
         return make(connection, macs)
 
@@ -81,8 +75,7 @@ def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:
     tables = [table for table in _TABLES if f"row not in PRIMARY KEY order for {table}" in found]
     if tables:
         logger.error("keys in the session file are damaged (%s): sorting the rows again", ", ".join(tables))
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        known = {"event": macs.event, "memory": macs.memory} if version != _MIGRATED else {}
+        known = {"event": macs.event, "memory": macs.memory}
         with transaction(connection):
             for table in tables:
                 _sort(connection, table, known.get(table))
@@ -110,8 +103,8 @@ def _sort(connection: sqlite3.Connection, table: str, mac: TableMac | None) -> N
     connection.execute(f"DROP TABLE old_{table}")
 
 
-def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: SessionMacs) -> None:
-    """Create the tables of a new file, or migrate an older one to this format, in one transaction."""
+def _bring_up(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Create the tables of a new file in one transaction; StoreError for a file of another format."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (mark,) = connection.execute("PRAGMA application_id").fetchone()
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -119,16 +112,11 @@ def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: SessionMa
         if (version, mark) != (FORMAT, _MARK):
             logger.warning("the format number of %s is damaged (%d, %d): rewriting it", path, version, mark)
             _stamp(connection)
-    elif version in (0, _MIGRATED):  # not for a current file: a full disk allows no transaction
+    elif version == 0 and not tables:  # not for a current file: a full disk allows no transaction
         with transaction(connection):
-            if not tables:
-                for statement in _TABLES.values():
-                    connection.execute(statement)
-            else:
-                _migrate(connection, macs)
+            for statement in _TABLES.values():
+                connection.execute(statement)
             _stamp(connection)
-        if tables:
-            _shorten(connection, path)
     else:
         raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
     if not set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")) >= _SCHEMA:
@@ -138,29 +126,6 @@ def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: SessionMa
 def _stamp(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     connection.execute(f"PRAGMA application_id = {_MARK}")
-
-
-def _migrate(connection: sqlite3.Connection, macs: SessionMacs) -> None:
-    """Copy the rows of a file of format 2. They have no MACs, so their present content is trusted."""
-    logger.info("migrating the session file to format %d", FORMAT)
-    (last,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'session'").fetchone()
-    for table, statement in _TABLES.items():
-        connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
-        connection.execute(statement)
-        connection.execute(f"INSERT INTO {table} SELECT {_COPIES[table]} FROM old_{table}")
-        connection.execute(f"DROP TABLE old_{table}")
-    connection.execute("DELETE FROM sqlite_sequence")
-    if last is not None:
-        connection.execute("INSERT INTO sqlite_sequence VALUES('session', ?)", (last,))
-    macs.vouch(connection)
-
-
-def _shorten(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Release the space of the old tables; if the disk is too full for that, only space is lost."""
-    try:
-        connection.execute("VACUUM")
-    except sqlite3.OperationalError as error:
-        logger.warning("%s keeps the space of its old format, new sessions reuse it: %s", path, error)
 
 
 def _limit_numbers(connection: sqlite3.Connection) -> None:

@@ -24,16 +24,6 @@ class ResponseMacs:
         self.response = TableMac(key, "response", "ittnn")
         self.content = TableMac(key, "content", "ib")
 
-    def vouch(self, connection: sqlite3.Connection) -> None:
-        """Add MACs to the rows of a file of format 1."""
-        for table in ("response", "content"):
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN mac BLOB NOT NULL DEFAULT x''")
-        rows = [(self.response.of(row), row[0]) for row in connection.execute(_ROWS).fetchall()]
-        connection.executemany("UPDATE response SET mac = ? WHERE number = ?", rows)
-        for (number,) in connection.execute("SELECT number FROM content").fetchall():
-            row = connection.execute("SELECT number, packed FROM content WHERE number = ?", (number,)).fetchone()
-            connection.execute("UPDATE content SET mac = ? WHERE number = ?", (self.content.of(row), number))
-
     def has_damaged(self, connection: sqlite3.Connection) -> bool:
         """Whether the row of any response does not verify; 30 ms for 10,000."""
         return not all(map(self.response.holds, connection.execute(_ROWS)))

@@ -37,11 +37,13 @@ BUSY_S = 10.0  # longest wait for another process that holds the file
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response(
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, agent TEXT, previous TEXT,
-    depth INTEGER NOT NULL, last_use REAL NOT NULL, num_bytes INTEGER NOT NULL, UNIQUE(namespace, id));
+    depth INTEGER NOT NULL, last_use REAL NOT NULL, num_bytes INTEGER NOT NULL,
+    mac BLOB NOT NULL DEFAULT x'', UNIQUE(namespace, id));
 CREATE INDEX IF NOT EXISTS response_agent ON response(namespace, agent);
 CREATE INDEX IF NOT EXISTS response_use ON response(last_use, depth);
 CREATE INDEX IF NOT EXISTS response_space ON response(namespace, last_use, depth, num_bytes);
-CREATE TABLE IF NOT EXISTS content(number INTEGER PRIMARY KEY, packed BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS content(
+    number INTEGER PRIMARY KEY, packed BLOB NOT NULL, mac BLOB NOT NULL DEFAULT x'');
 CREATE TABLE IF NOT EXISTS item(
     namespace TEXT NOT NULL, id TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY(namespace, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS item_number ON item(number);
@@ -85,8 +87,8 @@ def open_records(
 
     def prepared(connection: sqlite3.Connection, key: bytes) -> Records:
         macs = ResponseMacs(key)
-        _bring_up(connection, path, macs)
-        if path is not None and _columns(connection) != _new_columns(macs):
+        _bring_up(connection, path)
+        if path is not None and _columns(connection) != _new_columns():
             raise sqlite3.DatabaseError("its tables have other columns")
         (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
         if num_bytes <= QUICKLY_CHECKED_BYTES:
@@ -99,8 +101,8 @@ def open_records(
     return opened(path, prepared, busy_s=BUSY_S, secret=secret)
 
 
-def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: ResponseMacs) -> None:
-    """Create the tables of a new file, or upgrade an older one to this format, in one transaction."""
+def _bring_up(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Create the tables that are missing, all of them in a new file; StoreError for a file of a newer format."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in range(FORMAT + 1):
         raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
@@ -109,8 +111,6 @@ def _bring_up(connection: sqlite3.Connection, path: Path | None, macs: ResponseM
     with transaction(connection):
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
-        if "mac" not in {row[1] for row in connection.execute("PRAGMA table_info(content)")}:
-            macs.vouch(connection)
         connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
@@ -127,9 +127,9 @@ def _check(connection: sqlite3.Connection, macs: ResponseMacs) -> None:
             raise sqlite3.DatabaseError(found)
 
 
-def _new_columns(macs: ResponseMacs) -> list[Any]:
+def _new_columns() -> list[Any]:
     with closing(connect(MEMORY)) as connection:
-        _bring_up(connection, None, macs)
+        _bring_up(connection, None)
         return _columns(connection)
 
 
