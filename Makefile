@@ -1,8 +1,9 @@
 # Everything runs in .venv, made anew when a pyproject.toml or constraints.txt change; kernels when their sources do.
 PYTHON ?= python3
 VENV := .venv
+WHEELS := ./pocket $(sort $(wildcard ./packages/*))
 BIN := $(VENV)/bin
-STAMP := $(VENV)/installed-$(shell cat pyproject.toml pocket/pyproject.toml constraints.txt | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml $(WHEELS:=/pyproject.toml) constraints.txt | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
@@ -20,8 +21,8 @@ quick: kernels
 	$(BIN)/python -m pytest --quick -n auto --maxprocesses 4 --dist worksteal $(TESTS)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src pocket benchmarks tests tools examples hatch_build.py
-	$(BIN)/ruff format --check src pocket benchmarks tests tools examples hatch_build.py
+	$(BIN)/ruff check src packages pocket benchmarks tests tools examples hatch_build.py
+	$(BIN)/ruff format --check src packages pocket benchmarks tests tools examples hatch_build.py
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -66,7 +67,7 @@ VLLM ?= 0.32.0
 FLEET := .venv-fleet/$(VLLM)
 FLEET_PINS := constraints-fleet-$(VLLM).txt
 FLEET_STAMP := $(FLEET)/installed-$(shell cat $(FLEET_PINS) | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
-FLEET_RUN := PYTHONPATH=src:pocket/src:. $(FLEET)/bin/python
+FLEET_RUN := PYTHONPATH=src:packages/vllm/src:packages/lab/src:pocket/src:. $(FLEET)/bin/python
 fleet: kernels fleet-env
 	$(FLEET_RUN) -m pytest -c tests/fleet/pytest.ini tests/fleet $(FLEET_TESTS)
 
@@ -90,6 +91,6 @@ clean:
 
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pocket -e '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(addprefix -e ,$(WHEELS)) -e '.[serve,dev]'
 	rm -f $(VENV)/installed-*
 	touch $@

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rekindle.cli.benches import need_reuse
 from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
 from rekindle.config import Settings
+from rekindle_lab.cli.benches import need_reuse
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -20,8 +20,6 @@ from rich.table import Table
 
 from benchmarks.candidates import candidates_of, measured_candidates, scored_candidates
 from benchmarks.llama_logits import KV, LlamaModel
-from rekindle.bench.eval.kv import Run, Score, layouts_of
-from rekindle.bench.eval.text import windows_of
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.record import Measurement, Origin, deliver
@@ -29,6 +27,8 @@ from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.spec import KVLayout
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.bench.eval.kv import Run, Score, layouts_of
+from rekindle_lab.bench.eval.text import windows_of
 from tools.real_models import REAL_MODELS
 
 ROOT = Path(__file__).parents[1]

@@ -21,8 +21,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from rekindle.bench.distinct import MIN_TOKENS, Distinct
-from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
 from rekindle.config import Settings
 from rekindle.demo.report import Check
 from rekindle.engine.api import Engine
@@ -34,6 +32,8 @@ from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec
 from rekindle.store.records import RecordFormat
+from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct
+from rekindle_lab.bench.memory import forget_peak, peak_bytes, resident_bytes
 
 ARM = "rekindle"
 REPLY_TOKENS = 8

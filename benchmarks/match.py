@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rekindle.bench.memory import resident_bytes
-from rekindle.bench.workload import WORDS
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
+from rekindle_lab.bench.memory import resident_bytes
+from rekindle_lab.bench.workload import WORDS
 
 ARM = "rekindle"
 NAMESPACE = "default"

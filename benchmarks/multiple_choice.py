@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.coding_day.server import serving
-from rekindle.bench.workload import WORDS
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle_lab.bench.workload import WORDS
 
 PLAIN, OURS, OFF = "transformers", "rekindle", "reuse off"
 Shots = Literal["same", "drawn"]

@@ -27,8 +27,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fleet import Budgets, allocated_bytes, spec_of
-from rekindle.bench.distinct import MIN_TOKENS, Distinct, Messages
-from rekindle.bench.memory import drop_file_cache, resident_bytes
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
@@ -36,6 +34,8 @@ from rekindle.errors import ConfigError, RekindleError, RequestFailed
 from rekindle.harness.client import Client, ServerProcess
 from rekindle.harness.flags import flags_of, variables
 from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
+from rekindle_lab.bench.memory import drop_file_cache, resident_bytes
 
 ARM = "rekindle"
 MARK = "filled.json"

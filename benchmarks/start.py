@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.restart import table, wait_serving
-from rekindle.bench.memory import peak_bytes, resident_bytes
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import ServerProcess
 from rekindle.harness.flags import flags_of, variables
 from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle_lab.bench.memory import peak_bytes, resident_bytes
 from tools.real_models import REAL_MODELS
 
 ARM = "rekindle"

@@ -22,7 +22,6 @@ import jsonschema_rs
 from rich.console import Console
 from rich.table import Table
 
-from rekindle.bench.workload import WORDS
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
@@ -31,6 +30,7 @@ from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.text.constraints.matcher import ReplyMatcher
 from rekindle.text.constraints.types import Constraint
+from rekindle_lab.bench.workload import WORDS
 
 ARM = "rekindle"
 NAMES = sorted(set(WORDS))

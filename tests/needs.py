@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SOURCES = (ROOT / "src", *sorted(ROOT.glob("packages/*/src")))  # the core, and the wheels built on it
 LAZY = tuple(f"rekindle.{name}" for name in ("Agent", "ChatResult", "Delta", "Engine", "Generation", "Report"))
 NEEDS = {
     "torch": ("torch", "transformers", "safetensors.torch", *LAZY),
@@ -26,7 +27,8 @@ NEEDS = {
 CAMPAIGN = re.compile(r'environ\.get\("(\w*KILLS|\w*RUNS|HURTS)"')
 NO_IMPORTS = ast.expr, ast.expr_context, ast.arguments, ast.keyword, ast.alias, ast.withitem
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-OURS = ("rekindle", "benchmarks", "tests", "tools")
+OURS = {path.name: path.parent for place in SOURCES for path in place.iterdir() if path.is_dir()}
+OURS |= dict.fromkeys(("benchmarks", "tests", "tools"), ROOT)
 
 
 @cache
@@ -39,8 +41,7 @@ def needs_of(path: Path) -> frozenset[str]:
 
 
 def _name(path: Path) -> str:
-    parts = path.with_suffix("").relative_to(ROOT).parts
-    return ".".join(parts[1:] if parts[0] == "src" else parts)
+    return ".".join(path.with_suffix("").relative_to(ROOT).parts)
 
 
 @cache
@@ -63,7 +64,7 @@ def _own(name: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """What a module or a name in one stands for itself, and what else is imported with it."""
     own = frozenset(need for need, names in NEEDS.items() if any(_is_in(name, each) for each in names))
     path = _path(name)
-    return own, () if path is None else imported(path, at_import=path.is_relative_to(ROOT / "src"))
+    return own, () if path is None else imported(path, at_import=any(map(path.is_relative_to, SOURCES)))
 
 
 def _is_in(name: str, package: str) -> bool:
@@ -72,10 +73,11 @@ def _is_in(name: str, package: str) -> bool:
 
 def _path(name: str) -> Path | None:
     """The file of a module of ours, or of the one that has this name in it."""
-    if name.split(".")[0] not in OURS:
+    place = OURS.get(name.split(".")[0])
+    if place is None:
         return None
     for module in (name, name.rpartition(".")[0]):
-        base = ROOT / ("src" if module.startswith("rekindle") else ".") / module.replace(".", "/")
+        base = place / module.replace(".", "/")
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.exists():
                 return path

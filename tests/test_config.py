@@ -341,7 +341,7 @@ def test_errors_of_the_library_name_settings_and_no_flags() -> None:
     """The CLI, the server and what runs with vLLM may name some; the rest is used without a command line, too."""
     package, own = (
         Path(rekindle.__file__).parent,
-        ("cli", "bench", "server", "harness", "analyze", "simulate", "demo", "bridge", "backend"),
+        ("cli", "server", "harness", "demo", "backend"),
     )
     others = {package / "kernels" / "build.py", package / "model" / "short_names.py"}  # the compiler's flags, and pip's
     found = [

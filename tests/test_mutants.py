@@ -18,9 +18,8 @@ from tools.defects.mutant import Mutant
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_fits(mutant: Mutant, tmp_path: Path) -> None:
     for edit in mutant.edits:
-        source = Path("src", "rekindle", edit.file)
-        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / source, tmp_path / source)
+        (tmp_path / edit.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / edit.path, tmp_path / edit.path)
     for edit in mutant.edits:
         edit.apply(tmp_path)
     for test in mutant.tests:

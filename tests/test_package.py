@@ -61,6 +61,13 @@ assert cache.lookup("a prompt and more").payload == 1
 assert analyze_batch(["a b", "a c"], keys="text").distinct_tokens == 4
 print("ok")
 """
+TRACE = "".join(
+    f'{{"timestamp": {at}, "input_length": 1024, "output_length": 1, "hash_ids": [1, {at}]}}\n' for at in range(9)
+)
+CONNECTOR = """
+import rekindle_vllm.planner, rekindle_vllm.codec, sys
+assert rekindle_vllm.__file__.startswith(sys.prefix) and "rekindle.engine" not in sys.modules
+"""
 WITHOUT_MODEL = """
 from rekindle import pocket
 from rekindle.errors import ConfigError
@@ -105,6 +112,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pocket_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))[0]
+
+
+@pytest.fixture(scope="module", params=["lab", "vllm"])
+def extension(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that is built on the core."""
+    return built(ROOT / "packages" / request.param, tmp_path_factory.mktemp(request.param))[0]
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +206,18 @@ def test_the_model_is_a_wheel_that_serve_brings_along(wheel: Path, pocket_wheel:
     assert not [name for name in names if not name.startswith("rekindle_pocket")]
     (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("dist-info/METADATA"))
     lines = zipfile.ZipFile(wheel).read(metadata).decode().splitlines()
-    (needed,) = (line for line in lines if line.startswith("Requires-Dist: rekindle-pocket"))
-    assert "extra == 'serve'" in needed
+    assert [line for line in lines if re.fullmatch(r"Requires-Dist: rekindle-pocket.*extra == 'serve'", line)]
 
 
 def served(directory: Path, *wheels: Path) -> Path:
-    """The Python of an environment with these wheels and everything that they need."""
+    """The Python of an environment with these wheels and everything else that they need."""
     python, site = environment(directory)
-    (site / "lent.pth").write_text(f"{SITE}\n")
+    lent = directory / "lent"
+    lent.mkdir()
+    for path in SITE.iterdir():
+        if "rekindle" not in path.name:
+            (lent / path.name).symlink_to(path)
+    (site / "lent.pth").write_text(f"{lent}\n")
     install(python, "--no-deps", *wheels)
     return python
 
@@ -212,6 +229,39 @@ def test_installed_wheels_answer_and_play_the_demo(wheel: Path, pocket_wheel: Pa
     assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist()) or "kernels: " not in answer
     assert "serve" in run(python.with_name("rekindle"), "--help", cwd=tmp_path)
     assert "holds" in run(python.with_name("rekindle"), "demo", cwd=tmp_path)
+
+
+def test_a_wheel_on_the_core_has_its_own_package_alone(extension: Path) -> None:
+    names = zipfile.ZipFile(extension).namelist()
+    package = extension.name.partition("-")[0]
+    assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(names)
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {package}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
+    wheel: Path, pocket_wheel: Path, extension: Path, tmp_path: Path
+) -> None:
+    python = served(tmp_path / "env", wheel, pocket_wheel)
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    command = [str(python.with_name("rekindle")), "simulate", "trace.jsonl"]
+    alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert alone.returncode == 2 and "pip install 'rekindle[lab]'" in alone.stderr
+    install(python, "--no-deps", extension)
+    if extension.name.startswith("rekindle_lab"):
+        assert "0.444" in run(*command, cwd=tmp_path)
+    else:
+        run(python, "-c", CONNECTOR, cwd=tmp_path)
+
+
+def test_a_wheel_that_does_not_fit_is_named_and_left_out(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:
+    python = served(tmp_path / "env", wheel, pocket_wheel)
+    about = tmp_path / "env" / "lent" / "rekindle_lab-0.0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rekindle-lab\nVersion: 0.0.1\n")
+    (about / "entry_points.txt").write_text("[rekindle.commands]\nlab = rekindle_lab.cli:add_commands\n")
+    done = completed(python.with_name("rekindle"), "models", cwd=tmp_path)
+    assert "rekindle-lab 0.0.1 does not fit this version" in done.stderr and "Llama" in done.stdout
 
 
 def test_without_kernels_the_same_wheel_answers_and_says_what_is_missing(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PLACES = ("src", "benchmarks")
+from tests.needs import ROOT, SOURCES
+
+PLACES = (*SOURCES, ROOT / "benchmarks")
 MODULE_LINES, FUNCTION_LINES = 400, 50
 WAIVERS = re.compile(r"#\s*(type:\s*ignore|noqa|pragma: no cover|mypy:|ruff:)")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b")
@@ -21,7 +21,7 @@ def long_functions(text: str) -> list[tuple[str, int]]:
 
 
 def modules() -> dict[str, str]:
-    paths = sorted(path for place in PLACES for path in (ROOT / place).rglob("*.py"))
+    paths = sorted(path for place in PLACES for path in place.rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
 

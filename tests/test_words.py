@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.needs import ROOT, SOURCES
+
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")]
-PYTHON = [path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+PYTHON = [path for folder in (*SOURCES, ROOT / "benchmarks") for path in folder.rglob("*.py")]
 SOURCES = sorted([*PYTHON, *(ROOT / "docs").glob("*.md"), *PAGES])
 # What is refused, as words of prose or parts of a name, and what stands for it.
 INSTEAD = {
@@ -40,8 +41,8 @@ ALLOWED = re.compile(
 # Words for models to read, not for us.
 TEXTS = {
     "benchmarks/coding_day/texts.py",
-    "src/rekindle/bench/workload.py",
-    "src/rekindle/bench/replay/day_sessions.py",
+    "packages/lab/src/rekindle_lab/bench/workload.py",
+    "packages/lab/src/rekindle_lab/bench/replay/day_sessions.py",
 }
 TEXTS |= {"src/rekindle/pocket/conversations.py"}
 BLOCKS = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

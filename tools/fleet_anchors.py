@@ -12,12 +12,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rekindle.simulate.fleet.fleet import Death, Plan, run_fleet
-from rekindle.simulate.fleet.speeds import Speeds
-from rekindle.simulate.fleet.summary import summarise
-from rekindle.simulate.reading import read_trace
-from rekindle.simulate.simulation import Memory, simulate
-from rekindle.simulate.trace import TraceOptions
+from rekindle_lab.simulate.fleet.fleet import Death, Plan, run_fleet
+from rekindle_lab.simulate.fleet.speeds import Speeds
+from rekindle_lab.simulate.fleet.summary import summarise
+from rekindle_lab.simulate.reading import read_trace
+from rekindle_lab.simulate.simulation import Memory, simulate
+from rekindle_lab.simulate.trace import TraceOptions
 
 REPLICAS, HOT_BLOCKS = 8, 10_000
 MOST_BELOW = 0.02

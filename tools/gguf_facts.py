@@ -20,8 +20,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from rekindle.bench.engine.gguf_file import write_file
 from rekindle.model.gguf_splits import SPLITS
+from rekindle_lab.bench.engine.gguf_file import write_file
 from tests.model.gguf_files import ASKED, ROPES, TEXTS, prompt_of, scaled_model, vocabulary_file
 from tools.real_models import REAL_MODELS
 

@@ -14,11 +14,11 @@ import tempfile
 import time
 
 from rekindle import Engine
-from rekindle.bench.distinct import Distinct
-from rekindle.bench.memory import forget_peak, peak_bytes, resident_bytes
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import normalise_messages
+from rekindle_lab.bench.distinct import Distinct
+from rekindle_lab.bench.memory import forget_peak, peak_bytes, resident_bytes
 
 MIB = 1 << 20
 

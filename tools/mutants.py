@@ -34,6 +34,7 @@ from tools.defects.mutant import Mutant
 ROOT = Path(__file__).parents[1]
 COPIED = (
     "src",
+    "packages",
     "pocket",
     "tests",
     "tools",
@@ -77,7 +78,7 @@ def compile_kernels(tree: Path) -> None:
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
     """Run pytest on the code below `tree` only, up to the first failure; return exit code (None: late) and output."""
-    paths = (tree / "src", tree / "pocket" / "src", tree)
+    paths = (tree / "src", *tree.glob("packages/*/src"), tree / "pocket" / "src", tree)
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *dict.fromkeys(tests)]

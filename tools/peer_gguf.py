@@ -22,7 +22,7 @@ NUM_TALKS, NUM_WORDS, MAX_TOKENS = 40, 250, 32
 
 def write(path: Path, directory: Path, kind: Any) -> None:
     """Write the file with matrices of a type of GGUF and print its size."""
-    from rekindle.bench.engine.gguf_model import write_gguf
+    from rekindle_lab.bench.engine.gguf_model import write_gguf
 
     write_gguf(directory, path, kind)
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, matrices in {kind}")
@@ -69,8 +69,8 @@ def check(url: str) -> None:
 
 def main() -> None:
     """Parse the command line and run the command."""
-    sys.path.insert(0, str(ROOT / "src"))  # the peer's environment has no rekindle
-    from rekindle.bench.engine.gguf_file import TENSOR_TYPES
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "packages" / "lab" / "src")]  # the peer's environment has no rekindle
+    from rekindle_lab.bench.engine.gguf_file import TENSOR_TYPES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rekindle.simulate.capacities import parse_capacity
-from rekindle.simulate.reading import read_trace
-from rekindle.simulate.simulation import OPTIMUM, Memory, simulate
-from rekindle.simulate.trace import Trace, TraceOptions
+from rekindle_lab.simulate.capacities import parse_capacity
+from rekindle_lab.simulate.reading import read_trace
+from rekindle_lab.simulate.simulation import OPTIMUM, Memory, simulate
+from rekindle_lab.simulate.trace import Trace, TraceOptions
 
 CAPACITIES = ("unlimited", "30000", "10000", "1000")
 KNOWN = {

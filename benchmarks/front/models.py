@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.front.splits import CL100K, DEEPSEEK, O200K
-from rekindle.bench.workload import WORDS
+from rekindle_lab.bench.workload import WORDS
 
 SPLITS: dict[str, Sequence[str]] = {"gpt2": (), "cl100k": (CL100K,), "o200k": (O200K,), "deepseek": DEEPSEEK}
 SENTENCEPIECE = ("prepend", "always", "first")

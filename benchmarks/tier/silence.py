@@ -36,7 +36,6 @@ from rich.table import Table
 from benchmarks.tier.replicas import export, replica, silent_copy
 from benchmarks.tier.talker import NAMESPACE
 from benchmarks.tier.trickle import Trickle, trickling
-from rekindle.bench.distinct import MIN_TOKENS, Distinct, Messages
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.types import Report
@@ -44,6 +43,7 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.tier.names import block_name
+from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
 
 ARMS = ("no tier", "healthy", "silent, first", "silent, later", "trickling, first", "trickling, later")
 TRICKLE = 1.5  # of the time that computing a block takes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-CODE = (ROOT / "src", ROOT / "pocket" / "src", ROOT)
+CODE = (ROOT / "src", *sorted(ROOT.glob("packages/*/src")), ROOT / "pocket" / "src", ROOT)
 MODEL = ROOT / "pocket" / "src" / "rekindle_pocket" / "model"
 ALONE = {
     "HF_HUB_OFFLINE": "1",
@@ -125,7 +125,7 @@ def engine_of(directory: str | None, record_format: str, given: dict[str, Any]) 
 
     transfer = {
         "kv_connector": "RekindleConnector",
-        "kv_connector_module_path": "rekindle.bridge.vllm",
+        "kv_connector_module_path": "rekindle_vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"dir": directory, "format": record_format} | given.pop("store", {}),
@@ -186,7 +186,7 @@ def spent() -> tuple[float, float]:
 
 def flush() -> None:
     """Let the store of this process write all that is queued."""
-    from rekindle.bridge.owner import OPEN
+    from rekindle_vllm.owner import OPEN
 
     for owner in list(OPEN.values()):
         assert owner.store.flush(120)

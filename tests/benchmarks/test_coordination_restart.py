@@ -31,7 +31,7 @@ from benchmarks.coordination.talk import Following, Kill, Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import Client, ServerProcess
-from tests.bench.durable import until_durable
+from tests.lab.bench.durable import until_durable
 
 SAID = [
     Message(0, "Host", "Talk."),

@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from benchmarks.commands import app
 from benchmarks.fidelity import TEXTS, Served, scored
-from rekindle.bench.eval.kv import layouts_of, score_formats
-from rekindle.bench.eval.text import windows_of
 from rekindle.config import ModelSettings
 from rekindle.model.load import load_model
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.bench.eval.kv import layouts_of, score_formats
+from rekindle_lab.bench.eval.text import windows_of
 from rekindle_pocket import MODEL_DIR
 
 

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from benchmarks.fleet import FleetBench, run_fleet
 from benchmarks.restart import RestartBench, run_restart
-from rekindle.bench.distinct import Distinct
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.bench.distinct import Distinct
 from rekindle_pocket import MODEL_DIR
 
 

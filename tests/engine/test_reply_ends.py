@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rekindle import Engine, pocket
-from rekindle.bench.engine.gguf_file import write_file
-from rekindle.bench.engine.gguf_model import contents
+from rekindle_lab.bench.engine.gguf_file import write_file
+from rekindle_lab.bench.engine.gguf_model import contents
 
 TALK = [{"role": "user", "content": "Remember that the copper key is in the attic."}]
 

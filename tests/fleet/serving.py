@@ -85,7 +85,9 @@ def fleet(directory: Path) -> Iterator[Fleet]:
     config.write_text(yaml.safe_dump(configured(directory, port)))
     place = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # pytest's are too long for sockets
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("src", "pocket/src", "examples")),
+        "PYTHONPATH": os.pathsep.join(
+            str(ROOT / part) for part in ("src", "packages/vllm/src", "pocket/src", "examples")
+        ),
         "RAY_ADDRESS": "local",
         "RAY_TMPDIR": place.name,
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -10,7 +10,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from benchmarks.vllm.engine import Answer, Prompt, served
-from rekindle.bridge.vllm_config import kind_of
+from rekindle_vllm.config import kind_of
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -28,7 +28,7 @@ def server(directory: Path, *more: str) -> Iterator[int]:
     port = free_port()
     transfer = {
         "kv_connector": "RekindleConnector",
-        "kv_connector_module_path": "rekindle.bridge.vllm",
+        "kv_connector_module_path": "rekindle_vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"dir": str(directory / "kv")},

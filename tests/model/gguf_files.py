@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rekindle import pocket
-from rekindle.bench.engine.gguf_file import Tensor, Value, write_file
-from rekindle.bench.engine.gguf_model import contents
+from rekindle_lab.bench.engine.gguf_file import Tensor, Value, write_file
+from rekindle_lab.bench.engine.gguf_model import contents
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 CONTEXT, ORIGINAL = 1024, 256

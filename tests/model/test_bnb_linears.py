@@ -12,7 +12,6 @@ import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
 
-from rekindle.bench.engine.gguf_model import write_gguf
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.model import bnb_linears, experts
@@ -21,6 +20,7 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import loaded_bytes
 from rekindle.model.packed import PackedLinear, packed_weights
 from rekindle.model.trial import row_errors
+from rekindle_lab.bench.engine.gguf_model import write_gguf
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, random_ids
 from tests.quantised_models import WIDE, quantised_dir

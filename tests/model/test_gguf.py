@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.bench.engine.gguf_file import Value, write_file
-from rekindle.bench.engine.gguf_model import contents, write_gguf
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import checkpoint, gguf
@@ -23,6 +21,8 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.packed import packed_weights
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.bench.engine.gguf_file import Value, write_file
+from rekindle_lab.bench.engine.gguf_model import contents, write_gguf
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, random_ids
 from tests.tiny_models import tiny_model_dir

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.bench.engine.gguf_file import Tensor, Value, write_file
 from rekindle.model.gguf_config import config_files
 from rekindle.model.gguf_header import GgufHeader
+from rekindle_lab.bench.engine.gguf_file import Tensor, Value, write_file
 
 SIZES: dict[str, Value] = {
     "context_length": 4096,

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.bench.engine.gguf_file import write_file
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model.gguf_header import GgufHeader
@@ -21,6 +20,7 @@ from rekindle.model.load import load_model
 from rekindle.text.controls import find_control_tokens
 from rekindle.text.splitters import O200K, TEKKEN
 from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
+from rekindle_lab.bench.engine.gguf_file import write_file
 from tests.model.gguf_files import ASKED, ROPES, prompt_of, scaled_model, vocabulary_file
 from tests.model.helpers import Bench
 

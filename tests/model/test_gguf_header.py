@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.bench.engine.gguf_file import Tensor, write_file
 from rekindle.errors import ModelRefused
 from rekindle.model.gguf_header import GgufHeader
+from rekindle_lab.bench.engine.gguf_file import Tensor, write_file
 
 UINT32, STRING, ARRAY = 4, 8, 9
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.bench.eval.kv import layouts_of
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import formats, geometry
@@ -21,6 +20,7 @@ from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import loaded_bytes
 from rekindle.spec import KVLayout, LayerSpec
+from rekindle_lab.bench.eval.kv import layouts_of
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, Loader, in_memory, random_ids, reference_logits
 from tests.quantised_models import quantised_dir

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rekindle.bench.engine.gguf_file import GgufType, write_file
-from rekindle.bench.engine.gguf_model import write_gguf
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.packed_modules import PackedEmbedding, is_placeholder
+from rekindle_lab.bench.engine.gguf_file import GgufType, write_file
+from rekindle_lab.bench.engine.gguf_model import write_gguf
 from tests.kernels.native import needs_compiler
 from tests.model.test_gguf_weights import stored
 from tests.model.test_saved_weights import files, first_start, is_mapped, load, logits_of, notes_of

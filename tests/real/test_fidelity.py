@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fidelity import Served, scored
-from rekindle.bench.eval.kv import layouts_of
 from rekindle.model.check_text import text_ids
 from rekindle.model.loaded import LoadedModel
+from rekindle_lab.bench.eval.kv import layouts_of
 from tools.real_models import REAL_MODELS
 
 FORMATS = ("q8h", "q8h/q4h", "q4h")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replacement of `old`, which must occur in `file` exactly once."""
+    """Replacement of `old`, which must occur in `file` exactly once; a file is of `rekindle`, or of the wheel named first."""
 
     file: str
     old: str
     new: str
 
+    @property
+    def path(self) -> Path:
+        """The file, relative to the tree."""
+        wheel = re.match(r"rekindle_(\w+)/", self.file)
+        return Path("packages", wheel[1], "src", self.file) if wheel else Path("src", "rekindle", self.file)
+
     def apply(self, tree: Path) -> None:
         """Change the file below `tree`; ValueError if `old` does not occur exactly once."""
-        path = tree / "src" / "rekindle" / self.file
+        path = tree / self.path
         text = path.read_text("utf-8") if path.is_file() else ""
         if text.count(self.old) != 1:
             raise ValueError(f"{self.file}: found {text.count(self.old)} times: {self.old.strip()!r}")

@@ -200,7 +200,7 @@ def connector_config(records: Path) -> dict[str, object]:
     """Return vLLM's configuration of our connector, with its store in this directory."""
     return {
         "kv_connector": "RekindleConnector",
-        "kv_connector_module_path": "rekindle.bridge.vllm",
+        "kv_connector_module_path": "rekindle_vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"dir": str(records)},

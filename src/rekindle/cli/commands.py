@@ -8,19 +8,18 @@ import typer
 
 from rekindle import __version__
 from rekindle.cli.agents import agents
-from rekindle.cli.analyzing import analyze
-from rekindle.cli.benches import bench
 from rekindle.cli.caches import cache
 from rekindle.cli.doctor import doctor
-from rekindle.cli.evaluating import evaluate
+from rekindle.cli.extensions import Commands, add_commands
 from rekindle.cli.families import models
 from rekindle.cli.running import run
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
-from rekindle.cli.simulating import simulate
 from rekindle.cli.why import why
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 
 def _version(wanted: bool) -> None:
@@ -36,8 +35,8 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo, run, doctor, why, models, analyze, simulate):
+for command in (serve, chat, demo, run, doctor, why, models):
     app.command(cls=GroupedCommand)(command)
-app.command("eval", cls=GroupedCommand)(evaluate)
-for name, group in (("agents", agents), ("cache", cache), ("bench", bench)):
+for name, group in (("agents", agents), ("cache", cache)):
     app.add_typer(group, name=name)
+add_commands(app)

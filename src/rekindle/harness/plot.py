@@ -13,7 +13,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'rekindle[bench]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install 'rekindle[lab]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,0 +1,116 @@
+"""Our arms of `rekindle bench engine`: each measures one engine in this process and yields its measurements.
+
+Every measured request runs as an agent forked for it, so each repeat finds the same state as the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from rekindle.engine.api import Engine
+from rekindle.errors import RekindleError
+from rekindle.harness.record import Measurement
+from rekindle_lab.bench.engine.job import Job
+from rekindle_lab.bench.engine.requests import ARM, Sample, clamped, first_token, measurement, warm_up, workload_of
+from rekindle_lab.bench.engine.streams import decoding
+from rekindle_lab.bench.memory import drop_file_cache, measured_peak
+from rekindle_lab.bench.workload import Workload
+
+SHARES = (0.25, 0.5, 0.75)
+WARM_NUMBERS = {"cached": 1_000, "evicted": 2_000}  # of the first extension after a restart
+
+
+def hot(job: Job) -> Iterator[Measurement]:
+    """Measure what fits in one process: cold with and without the store, hot, decoding, the arena."""
+    with ExitStack() as stack:
+        # Repeated requests would be continued from the replies before: `benchmarks speculation` measures that.
+        engine = stack.enter_context(Engine(job.settings(speculate="off")))
+        unsaved = stack.enter_context(Engine(job.settings(store="off", speculate="off")))
+        job = clamped(job, engine.max_context)
+        workload = workload_of(job)
+        for each in (engine, unsaved):
+            warm_up(each, workload)
+        yield from cold(job, engine, unsaved, workload)
+        yield arena_bytes(engine)
+        yield from hot_again(job, engine, workload)
+        yield from decoding(job, engine, workload)
+        if not engine.flush():
+            raise RekindleError("the store did not save the turns in time: the warm arms would be cold")
+
+
+def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
+    """Measure prompts that share the base text; forks for the restarts are made before the base agent learns more."""
+    base, numbers = workload.base(0), range(job.repeats)
+    for kind in WARM_NUMBERS:
+        for number in numbers:
+            engine.fork("base-0", f"warm-{kind}-{number}")
+    texts = [workload.extended(base, job.extension, number) for number in numbers]
+    yield measurement("hot EXTEND", on_forks(engine, "extend", texts))
+    yield measurement("hot EXACT", [first_token(engine, base, "base-0") for _ in numbers])
+    for share in SHARES:
+        texts = [workload.diverged(base, share, number) for number in numbers]
+        yield measurement(f"DIVERGE at {share:.0%}", on_forks(engine, f"diverge-{share:.0%}", texts))
+
+
+def cold(job: Job, engine: Engine, unsaved: Engine, workload: Workload) -> Iterator[Measurement]:
+    """Measure new prompts, alternately with and without a store: the difference is the cost of saving."""
+    saved: list[Sample] = []
+    plain: list[Sample] = []
+    for number in range(job.repeats):
+        text = workload.base(number)
+        pairs = [(engine, saved), (unsaved, plain)]
+        for each, samples in pairs if number % 2 == 0 else reversed(pairs):
+            samples.append(first_token(each, text, f"base-{number}"))
+        engine.flush()
+    found = measurement("cold", saved)
+    yield replace(found, detail={**found.detail, "context": job.context})
+    yield measurement("cold, nothing saved", plain)
+    overhead = [100 * (a.seconds / b.seconds - 1) for a, b in zip(saved, plain, strict=True)]
+    yield Measurement("save overhead on cold", ARM, "%", tuple(overhead))
+
+
+def on_forks(engine: Engine, name: str, texts: Sequence[str]) -> list[Sample]:
+    """Measure first tokens of texts, each requested by its own fork of the base agent."""
+    samples = []
+    for number, text in enumerate(texts):
+        engine.fork("base-0", f"{name}-{number}")
+        samples.append(first_token(engine, text, f"{name}-{number}"))
+        engine.flush()  # writes after one prompt must not slow down the next
+    return samples
+
+
+def arena_bytes(engine: Engine) -> Measurement:
+    """Measure bytes of hot memory per token of its capacity."""
+    stats = engine.stats()
+    num_tokens = stats.num_blocks * engine.spec.layout.block_tokens
+    detail = {"num_blocks": stats.num_blocks, "formats": engine.spec.layout.formats()}
+    return Measurement("KV bytes per token", ARM, "bytes", (stats.hot_bytes / num_tokens,), detail)
+
+
+def warm(job: Job) -> Iterator[Measurement]:
+    """Measure the first EXTEND after a restart: the store has just been opened; `variant` "evicted" reads the disk."""
+    with Engine(job.settings()) as engine:
+        workload = workload_of(job)
+        # Words that no earlier process used: their blocks must not be on disk already.
+        text = workload.extended(workload.base(0), job.extension, WARM_NUMBERS[job.variant] + job.number)
+        warm_up(engine, workload)
+        if job.variant == "evicted":
+            drop_file_cache(Path(job.flags["store"]))
+        sample = first_token(engine, text, f"warm-{job.variant}-{job.number}")
+        yield measurement(f"warm EXTEND, files {job.variant}", [sample])
+
+
+def memory(job: Job) -> Iterator[Measurement]:
+    """Measure a cold prompt's peak memory above the loaded engine's, in chunks or (`variant` "one piece") at once."""
+    one_piece = {"max_chunk_tokens": job.context, "max_step_s": 1e6, "max_stall_s": 1e6}
+    changes = one_piece if job.variant == "one piece" else {}
+    with Engine(job.settings(store="off", **changes)) as engine:
+        workload = workload_of(job)
+        text = workload.base(0)
+        warm_up(engine, workload)
+        before, peak = measured_peak(lambda: first_token(engine, text, "base-0"))
+    detail = {"resident_before_bytes": before, "peak_bytes": peak}
+    yield Measurement(f"peak memory of a cold prompt, {job.variant}", ARM, "MiB", ((peak - before) / 2**20,), detail)
