@@ -56,8 +56,8 @@ torture: kernels
 	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 0 --durations 20 \
 	  -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order' \
 	  tests/server/test_kills.py tests/server/test_route_kills.py tests/server/test_responses_damage.py \
-	  tests/server/test_responses_kept.py tests/agents/sessions/test_service_kills.py tests/agents/sessions/test_session_damage.py \
-	  tests/agents/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
+	  tests/server/test_responses_kept.py tests/sessions/service/test_service_kills.py tests/sessions/service/test_session_damage.py \
+	  tests/sessions/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
 	$(BIN)/python -m tools.tier_fuzz --runs $(TIER_RUNS)
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 

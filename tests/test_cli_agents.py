@@ -14,8 +14,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle import Engine
-from rekindle.agents.log.records import Memory, SessionRecords
-from rekindle.agents.machine.types import Entry, Participant, Plan, Prelude
 from rekindle.cli import app
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, ServerSettings
 from rekindle.engine.types import Breakpoint, GenerationRequest
@@ -24,6 +22,8 @@ from rekindle.model.params import SamplingParams
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
 from rekindle.text.messages import Message
+from rekindle_sessions.log.records import Memory, SessionRecords
+from rekindle_sessions.machine.types import Entry, Participant, Plan, Prelude
 
 TEXT = "You look after the lighthouse, count the ships that pass, and write down each one's name and its port."
 FLAGS = ("--hot-bytes", "64MiB", "--threads", "1")

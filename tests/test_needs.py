@@ -15,7 +15,7 @@ from tests.needs import ROOT, needs_of
     [
         ("cache/test_pool.py", set()),
         ("text/test_normalise.py", set()),
-        ("agents/test_coordination_machine.py", set()),
+        ("sessions/test_coordination_machine.py", set()),
         ("kv/test_q4h.py", {"torch"}),
         ("engine/test_scheduler.py", {"torch"}),  # its folder's conftest loads models
         ("test_package.py", {"process"}),

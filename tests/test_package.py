@@ -26,7 +26,7 @@ from tests.kernels.native import can_compile, needs_compiler, runnable, sources
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
-MOST_BYTES = 1_600_000  # without the kernels' libraries; the weights of the bundled model are a wheel of their own
+MOST_BYTES = 1_200_000  # without the kernels' libraries; the weights of the bundled model are a wheel of their own
 ANSWER = """
 import pathlib, sys, rekindle, rekindle_pocket
 for package in (rekindle, rekindle_pocket):
@@ -114,7 +114,7 @@ def pocket_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))[0]
 
 
-@pytest.fixture(scope="module", params=["lab", "vllm"])
+@pytest.fixture(scope="module", params=["lab", "sessions", "vllm"])
 def extension(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel that is built on the core."""
     return built(ROOT / "packages" / request.param, tmp_path_factory.mktemp(request.param))[0]
@@ -158,8 +158,6 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in (
         "py.typed",
-        "scenarios/committee.yaml",
-        "scenarios/router/lighthouse.md",
         "server/page/static/index.html",
         "kernels/native/simd.hpp",
     ):
@@ -235,6 +233,14 @@ def test_a_wheel_on_the_core_has_its_own_package_alone(extension: Path) -> None:
     names = zipfile.ZipFile(extension).namelist()
     package = extension.name.partition("-")[0]
     assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(names)
+    if package == "rekindle_sessions":
+        wanted = (
+            "scenarios/committee.yaml",
+            "scenarios/router/lighthouse.md",
+            "page/sessions.html",
+            "page/sessions.js",
+        )
+        assert {f"{package}/{name}" for name in wanted} <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {package}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -244,12 +250,17 @@ def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
 ) -> None:
     python = served(tmp_path / "env", wheel, pocket_wheel)
     (tmp_path / "trace.jsonl").write_text(TRACE)
-    command = [str(python.with_name("rekindle")), "simulate", "trace.jsonl"]
-    alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert alone.returncode == 2 and "pip install 'rekindle[lab]'" in alone.stderr
+    rekindle = str(python.with_name("rekindle"))
+    commands = {"lab": ([rekindle, "simulate", "trace.jsonl"], "0.444"), "serve": ([rekindle, "run"], "committee")}
+    for extra, (command, _) in commands.items():
+        alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert alone.returncode == 2 and f"pip install 'rekindle[{extra}]'" in alone.stderr
     install(python, "--no-deps", extension)
-    if extension.name.startswith("rekindle_lab"):
-        assert "0.444" in run(*command, cwd=tmp_path)
+    package = extension.name.partition("-")[0]
+    added = {"rekindle_lab": "lab", "rekindle_sessions": "serve"}.get(package)
+    if added is not None:
+        command, shown = commands[added]
+        assert shown in run(*command, cwd=tmp_path)
     else:
         run(python, "-c", CONNECTOR, cwd=tmp_path)
 

@@ -33,15 +33,15 @@ from benchmarks.coordination.report import (
     rounds_table,
     totals_table,
 )
-from rekindle.agents.log.records import SessionRecords
-from rekindle.agents.machine.types import MOST_AGENTS, Participant, Plan
-from rekindle.agents.sessions.coordinator import Coordinator
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.record import Origin, deliver
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.workload import Workload
+from rekindle_sessions.log.records import SessionRecords
+from rekindle_sessions.machine.types import MOST_AGENTS, Participant, Plan
+from rekindle_sessions.service.coordinator import Coordinator
 
 NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jun")
 SPACE, SESSION = "default", "bench"

@@ -20,9 +20,9 @@ from benchmarks.coordination.report import (
     rounds_table,
     totals_table,
 )
-from rekindle.agents.sessions import run
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
+from rekindle_sessions.service import run
 
 
 def spoken(number: int, gap_ms: float | None, *, computed: int = 10, begins: bool = False) -> Spoken:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
+import rekindle_sessions
 from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.server import page
@@ -18,7 +19,6 @@ from rekindle.server.gate.guard import Guard
 from tests.server.conftest import Served, serving
 
 STATIC = Path(page.__file__).parent / "static"
-SCRIPTS = sorted(STATIC.glob("*.js"))
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,26 @@ def served() -> Iterator[Served]:
         yield running
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/page/{each.name}" for each in sorted(STATIC.iterdir()))])
+VIEW = Path(rekindle_sessions.__file__).parent / "page"
+FILES = {each.name: each for folder in (STATIC, VIEW) for each in folder.iterdir() if each.suffix != ".html"}
+SCRIPTS = [path for path in FILES.values() if path.suffix == ".js"]
+
+
+def test_the_page_has_the_views_of_extensions(served: Served) -> None:
+    index, view = (STATIC / "index.html").read_text(), (VIEW / "sessions.html").read_text()
+    for path in ("/", "/page/index.html"):
+        shown = served.send("GET", path).body.decode()
+        assert view in shown and '<a href="#sessions" id="to-sessions">Sessions</a>' in shown
+        assert 'data-views="sessions"' in shown and "<!--" not in shown
+        assert len(shown) > len(index)
+    assert served.send("GET", "/page/sessions.html").status == 404
+
+
+@pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in sorted(FILES))])
 def test_every_file_is_served_without_a_key_and_sent_once(served: Served, path: str) -> None:
     first = served.send("GET", path)
     assert first.status == 200
-    assert first.body == (STATIC / (path.removeprefix("/page/").strip("/") or "index.html")).read_bytes()
+    assert path == "/" or first.body == FILES[path.removeprefix("/page/")].read_bytes()
     assert first.headers["cache-control"] == "no-cache"
     again = served.send("GET", path, if_none_match=first.headers["etag"])
     assert (again.status, again.body) == (304, b"")
@@ -41,7 +56,7 @@ def test_every_file_is_served_without_a_key_and_sent_once(served: Served, path: 
 
 @pytest.mark.parametrize(("suffix", "kind"), [("js", "text/javascript"), ("css", "text/css"), ("svg", "image/svg+xml")])
 def test_files_say_what_they_are(served: Served, suffix: str, kind: str) -> None:
-    for path in STATIC.glob(f"*.{suffix}"):
+    for path in (path for path in FILES.values() if path.suffix == f".{suffix}"):
         answer = served.send("GET", f"/page/{path.name}")
         assert answer.headers["content-type"].startswith(kind)
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -78,7 +93,7 @@ def test_the_page_is_for_our_names_only() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere_or_written_as_html() -> None:
-    for path in STATIC.iterdir():
+    for path in [*FILES.values(), *VIEW.glob("*.html"), STATIC / "index.html"]:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|@import" + (r"|url\(" if path.suffix == ".css" else ""), text), path.name
     for path in SCRIPTS:
@@ -92,7 +107,7 @@ def test_nothing_is_loaded_from_elsewhere_or_written_as_html() -> None:
 def test_scripts_import_what_is_there() -> None:
     for path in SCRIPTS:
         for name in re.findall(r'from "\./([^"]+)"', path.read_text()):
-            assert (STATIC / name).exists(), f"{path.name} imports {name}"
+            assert name in FILES, f"{path.name} imports {name}"
 
 
 def test_scripts_are_small() -> None:

@@ -12,8 +12,8 @@ import pytest
 from rekindle.store.sqlite_file import SqliteFile
 from tests.engine.test_index_trouble import refused
 from tests.server.conftest import Served
-from tests.server.coordinating import create
 from tests.server.scripted import serving, write_scripted_model
+from tests.sessions.http.coordinating import create, records_of
 
 ASKED = {"delete": ("DELETE", "/v1/agents/ada"), "purge": ("POST", "/v1/agents/ada/purge")}
 
@@ -39,14 +39,9 @@ def known(served: Served) -> dict[str, Any]:
 
 def remembered(served: Served) -> int:
     """Rows of what agents remember of sessions that are over."""
-    with of_sessions(served).reading() as connection:
+    with records_of(served).reading() as connection:
         count: int = connection.execute("SELECT COUNT(*) FROM memory WHERE prelude IS NOT NULL").fetchone()[0]
     return count
-
-
-def of_sessions(served: Served) -> SqliteFile:
-    assert served.app.sessions.records is not None
-    return served.app.sessions.records
 
 
 def of_responses(served: Served) -> SqliteFile:
@@ -90,7 +85,7 @@ def test_what_the_store_refuses_changes_nothing(served: Served, verb: str) -> No
 
 REST: dict[str, tuple[Callable[[Served], SqliteFile], str, str]] = {
     "responses": (of_responses, "response", "its stored responses"),
-    "sessions": (of_sessions, "memory", "what it remembers of sessions"),
+    "sessions": (records_of, "memory", "what it remembers of sessions"),
 }
 
 

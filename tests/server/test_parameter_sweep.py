@@ -14,7 +14,6 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits
-from rekindle.server.coordination.bodies import SamplingOptions, sampling_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.calls import ModelSide as OllamaSide
 from rekindle.server.ollama.calls import parse_chat as ollama_chat
@@ -22,6 +21,7 @@ from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response
 from rekindle.server.responses.stored import StoredResponses
 from rekindle.text.replies import ReplyFormat
+from rekindle_sessions.http.bodies import SamplingOptions, sampling_of
 
 SAID = [{"role": "user", "content": "Hi"}]
 SIDE = ModelSide(ReplyFormat(), TemplateHabits(takes_late_system=True))

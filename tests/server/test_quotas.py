@@ -10,10 +10,10 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import MiB, ServerSettings, Settings
-from rekindle.server.quotas import MEMORY_BYTES, response_bytes, session_quota
+from rekindle.server.quotas import MEMORY_BYTES, response_bytes, session_bytes
 from rekindle.server.responses.stored import MAX_BYTES
 from tests.server.conftest import Served, serving
-from tests.server.coordinating import SESSIONS, Session
+from tests.sessions.http.coordinating import SESSIONS, Session
 
 TENANTS = ServerSettings(api_keys={"a": "key-a", "b": "key-b"})  # and the namespace "default"
 SESSION_BYTES = 60_000  # of each
@@ -73,14 +73,14 @@ def test_sessions_of_a_namespace_have_so_many_bytes_and_others_have_theirs(serve
 def test_what_is_kept_lies_within_the_disk_budget(served: Served, tmp_path: Path) -> None:
     stats = served.engine.stats().store
     assert stats is not None and stats["disk_bytes"] == 8 * MiB
-    assert session_quota(served.engine, TENANTS).num_bytes == SESSION_BYTES
+    assert session_bytes(served.engine, TENANTS) == SESSION_BYTES
     assert response_bytes(served.engine, TENANTS) == MiB // 3
     assert response_bytes(served.engine, ServerSettings()) == MiB
 
 
 def test_without_a_disk_they_have_a_part_of_memory() -> None:
     with Engine(Settings.load({"store": "off", "threads": 1, "hot_bytes": "16MiB"})) as engine:
-        assert session_quota(engine, TENANTS).num_bytes == MEMORY_BYTES // 3
+        assert session_bytes(engine, TENANTS) == MEMORY_BYTES // 3
         assert response_bytes(engine, TENANTS) == MEMORY_BYTES // 3 <= MAX_BYTES
 
 

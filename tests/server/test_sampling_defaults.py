@@ -17,8 +17,8 @@ from rich.console import Console
 from rekindle.cli.chat import EngineTalker, chat_loop
 from tests.front.conftest import fronting
 from tests.server.conftest import Served
-from tests.server.coordinating import create
 from tests.server.scripted import serving
+from tests.sessions.http.coordinating import create
 from tests.tiny_models import tiny_model_dir
 
 SAID = [{"role": "user", "content": "What did she say about the weather?"}]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.agents.log.records import SessionRecords
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.server.responses.records import open_records
 from rekindle.store.sqlite_file import SqliteFile, connect_writer, opened
 from rekindle.store.warm import WarmStore
+from rekindle_sessions.log.records import SessionRecords
 from tests.store.chains import FINGERPRINT, Chain, fast_directory, save, warm_tokens
 from tests.store.confined import become_nobody, run_apart
 
@@ -109,7 +109,7 @@ def test_a_column_that_an_older_format_has_not_is_damage(tmp_path: Path) -> None
 
 
 def test_a_file_that_another_process_holds_is_no_damage(path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rekindle.agents.log.database.BUSY_S", 0.1)
+    monkeypatch.setattr("rekindle_sessions.log.database.BUSY_S", 0.1)
     monkeypatch.setattr("rekindle.server.responses.records.BUSY_S", 0.1)
     with closing(connect_writer(path, locking="exclusive")), pytest.raises(StoreLocked, match="in use by another"):
         FILES[kind](path)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.agents.log.records import SavedSession, SessionRecords
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.stored import StoredResponses
+from rekindle_sessions.log.records import SavedSession, SessionRecords
 from tests.data.written_by_0_1 import write as written
 from tests.store.chains import Chain, open_store, warm_tokens
 

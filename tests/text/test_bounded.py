@@ -7,10 +7,10 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
-from rekindle.agents.scenes import templating
 from rekindle.errors import BadRequest, ModelRefused, PromptTooLong
 from rekindle.text import bounded
 from rekindle.text.template import ChatTemplate
+from rekindle_sessions.scenes import templating
 from tests.text import families
 
 NS = "{% set ns = namespace(x='ab', y='ab') %}"

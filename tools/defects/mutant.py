@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replacement of `old`, which must occur in `file` exactly once; a file is of `rekindle`, or of the wheel named first."""
+    """Replacement of `old`, which must occur in `file` exactly once; `file`: below `rekindle`, or a wheel first."""
 
     file: str
     old: str

@@ -333,10 +333,10 @@ SERVING = (
     ),
     one(
         "two objects of one session in memory",
-        "agents/sessions/loaded.py",
+        "rekindle_sessions/service/loaded.py",
         "self._live.setdefault((namespace, id), read)",
         "self._live[namespace, id] = read",
-        "tests/agents/sessions/test_loaded.py::test_what_is_not_used_leaves_memory_and_what_is_busy_stays",
+        "tests/sessions/service/test_loaded.py::test_what_is_not_used_leaves_memory_and_what_is_busy_stays",
     ),
     one(
         "one tenant's breakpoints displace another's",

@@ -23,7 +23,7 @@ def served_http() -> str:
     with Engine.from_pretrained(store="off") as engine:
         app = create_app(engine, engine.settings.server)
         try:
-            return http(describe(app, max_choices=engine.settings.cache.max_branches))
+            return http(describe(app, events=app.events, max_choices=engine.settings.cache.max_branches))
         finally:
             app.close()
 

@@ -12,7 +12,6 @@ from rekindle.cli.caches import cache
 from rekindle.cli.doctor import doctor
 from rekindle.cli.extensions import Commands, add_commands
 from rekindle.cli.families import models
-from rekindle.cli.running import run
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
 from rekindle.cli.why import why
@@ -35,7 +34,7 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo, run, doctor, why, models):
+for command in (serve, chat, demo, doctor, why, models):
     app.command(cls=GroupedCommand)(command)
 for name, group in (("agents", agents), ("cache", cache)):
     app.add_typer(group, name=name)

@@ -1,19 +1,17 @@
-"""Commands of other distributions: each names a function in the entry point group `rekindle.commands`.
-
-The function takes the `typer.Typer` and adds its commands. One that is not installed has its extra named.
-"""
+"""Commands of other distributions. One that is not installed has its extra named."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-GROUP = "rekindle.commands"
-EXTRAS = {"analyze": "lab", "bench": "lab", "eval": "lab", "simulate": "lab"}  # command -> the extra that brings it
+from rekindle.errors import ConfigError
+from rekindle.extensions import extensions, load
+
+EXTRAS = {"analyze": "lab", "bench": "lab", "eval": "lab", "simulate": "lab", "run": "serve"}  # command -> its extra
 
 
 class Commands(TyperGroup):
@@ -28,12 +26,11 @@ class Commands(TyperGroup):
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands of every installed distribution; one that does not load is named on stderr and left out."""
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    """Add the commands of every installed distribution; one that does not fit is named on stderr and left out."""
+    for point in extensions("rekindle.commands"):
         try:
-            add = point.load()
-        except (ImportError, AttributeError) as error:
-            found = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-            sys.stderr.write(f"rekindle: {found} does not fit this version, its commands are left out: {error}\n")
+            add = load(point)
+        except ConfigError as error:
+            sys.stderr.write(f"rekindle: {error}; its commands are left out\n")
         else:
             add(app)

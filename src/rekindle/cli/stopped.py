@@ -13,7 +13,8 @@ from rekindle.cli.remote import Unreachable
 from rekindle.cli.units import show_id
 from rekindle.cli.why import near
 from rekindle.config import StoreSettings, slot_numbers
-from rekindle.errors import NotFound, StoreLocked
+from rekindle.errors import NotFound, StoreError, StoreLocked
+from rekindle.extensions import extensions, load
 from rekindle.store import admin
 from rekindle.store.directory import remove_set_aside
 from rekindle.store.sync import OsFileSystem
@@ -87,14 +88,19 @@ def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: U
 
 def _forget_texts(settings: StoreSettings, namespace: str, agent: str) -> int:
     """Delete what an agent remembers of sessions and its stored responses; return how many responses."""
-    from rekindle.agents.log.records import SessionRecords
     from rekindle.server.responses.records import open_records
     from rekindle.server.responses.stored import MAX_BYTES, MAX_RESPONSES, RETENTION_S
 
     responses, sessions = _text_files(settings)
+    forgetting = [load(point) for point in extensions("rekindle.forget")]
     for path in filter(Path.exists, sessions):
-        with closing(SessionRecords.open(path)) as file:
-            file.forget(namespace, agent)
+        if not forgetting:
+            raise StoreError(
+                f"{path} may hold what {agent!r} said in sessions, which needs the package rekindle-sessions: "
+                "pip install 'rekindle[serve]', or remove the file"
+            )
+        for forget in forgetting:
+            forget(path, namespace, agent)
     if not responses.exists():
         return 0
     with closing(

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -25,10 +26,8 @@ from rekindle.server.agents.routes import RawPaths, agents_router
 from rekindle.server.answers.answer import RouteContext
 from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
-from rekindle.server.coordination.routes import sessions_router
-from rekindle.server.coordination.running import Sessions
-from rekindle.server.coordination.streaming import StreamSettings
 from rekindle.server.errors import on_error
+from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.guard import Guard
 from rekindle.server.gate.limits import Limits, ShutdownGate
 from rekindle.server.gate.tenants import TenantRequests
@@ -37,14 +36,14 @@ from rekindle.server.info import elsewhere_router, figures_router, health_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.gauges import EngineCollector
 from rekindle.server.observers.history import History
-from rekindle.server.observers.log import Logged, RequestLog, TurnLog
+from rekindle.server.observers.log import Logged, RequestLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
 from rekindle.server.ollama.catalogue import catalogue_router, unmanaged_router
 from rekindle.server.ollama.routes import generating_routes
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
-from rekindle.server.quotas import response_bytes, session_quota
+from rekindle.server.quotas import response_bytes
 from rekindle.server.recording import Recorder
 from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.responses.stored import StoredResponses
@@ -54,9 +53,9 @@ from rekindle.text.length import PromptBound
 
 
 class App(FastAPI):
-    """The application, its shutdown gate, and what it closes: the recorder, stored responses and sessions.
+    """The application, its shutdown gate, and what it closes: the recorder, stored responses and extensions.
 
-    Running sessions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
+    Extensions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class App(FastAPI):
         gate: ShutdownGate,
         recorder: Recorder | None,
         responses: StoredResponses,
-        sessions: Sessions,
         metrics: Metrics,
         *,
         bound: PromptBound | None,
@@ -84,7 +82,7 @@ class App(FastAPI):
         self.bound = bound
         self.recorder = recorder
         self.responses = responses
-        self.sessions = sessions
+        self.extensions: tuple[Extension, ...] = ()
         # Outside starlette's own middleware, which answers crashes: these are counted and logged, too.
         self._outermost = Logged(Counted(super().__call__, metrics=metrics))
 
@@ -97,7 +95,13 @@ class App(FastAPI):
         try:
             yield
         finally:
-            await self.sessions.close()
+            for extension in self.extensions:
+                await extension.state.close()
+
+    @property
+    def events(self) -> list[type[BaseModel]]:
+        """Models of streams that the routes of extensions describe themselves."""
+        return [event for extension in self.extensions for event in extension.events]
 
     def close(self) -> None:
         """Stop the workers and write all pending responses and recorded requests."""
@@ -118,15 +122,14 @@ def create_app(
     log = RequestLog()
     observers: list[Observer] = [metrics, history]
     responses = _open_responses(engine, settings)
-    sessions = Sessions(engine, clock=clock, quota=session_quota(engine, settings))
-    app = App(ShutdownGate(), recorder, responses, sessions, metrics, bound=engine.encoder.bound)
+    app = App(ShutdownGate(), recorder, responses, metrics, bound=engine.encoder.bound)
+    app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
+    states = [extension.state for extension in app.extensions]
     group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, RouteContext(engine, served, group, clock, settings.ping_s, settings.strict))
     for router in (
-        agents_router(engine, history, Deletions(engine, history, responses, sessions, clock=clock)),
-        sessions_router(
-            sessions, StreamSettings(app.gate, settings.ping_s), ObserverGroup([TurnLog(log), *observers])
-        ),  # not recorded: turns have no body to replay
+        agents_router(engine, history, Deletions(engine, history, responses, states, clock=clock)),
+        *(extension.router for extension in app.extensions),
         responses_router(responses),
         prefill_router(engine, served, group, ping_s=settings.ping_s, strict=settings.strict),
         models_router(served),
@@ -134,12 +137,17 @@ def create_app(
         elsewhere_router(served),
         catalogue_router(engine, served, strict=settings.strict),
         unmanaged_router(served),
-        page_router(engine, served, history),
+        page_router(engine, served, history, app.extensions),
         figures_router(engine, metrics),
         health_router(
-            engine, lambda: (*(recorder.problems() if recorder else ()), *responses.problems(), *sessions.problems())
+            engine,
+            lambda: (
+                *(recorder.problems() if recorder else ()),
+                *responses.problems(),
+                *(problem for state in states for problem in state.problems()),
+            ),
         ),
-        schema_router(app, max_choices=engine.settings.cache.max_branches),
+        schema_router(app, events=app.events, max_choices=engine.settings.cache.max_branches),
     ):
         app.include_router(router)
     for kind in (RekindleError, HTTPException, RequestValidationError, Exception):

@@ -6,7 +6,6 @@ equally among tenants. Without a store they are in memory.
 
 from __future__ import annotations
 
-from rekindle.agents.log.usage import Quota
 from rekindle.config import WORDS_SHARE, ServerSettings
 from rekindle.engine.api import Engine
 from rekindle.server.responses.stored import MAX_BYTES
@@ -14,9 +13,9 @@ from rekindle.server.responses.stored import MAX_BYTES
 MEMORY_BYTES = 128 << 20  # for sessions, and the same for responses, without a disk
 
 
-def session_quota(engine: Engine, settings: ServerSettings) -> Quota:
-    """Return the quota of a namespace for coordination sessions."""
-    return Quota(num_bytes=_part(engine, engine.settings.store.session_bytes, settings))
+def session_bytes(engine: Engine, settings: ServerSettings) -> int:
+    """Return the bytes of coordination sessions that a namespace may have."""
+    return _part(engine, engine.settings.store.session_bytes, settings)
 
 
 def response_bytes(engine: Engine, settings: ServerSettings) -> int:

@@ -7,7 +7,7 @@ in paths. There is no documentation page, which would load scripts from elsewher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -22,7 +22,6 @@ from rekindle.server.anthropic import route as messages
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.border import Router
-from rekindle.server.coordination.models import RunEvent
 from rekindle.server.errors import Dialect, dialect_of
 from rekindle.server.ollama import catalogue
 from rekindle.server.ollama import routes as ollama
@@ -71,8 +70,6 @@ BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (routes.COUNT_PATH, ResponseBody),
     (catalogue.SHOW_PATH, OllamaShowBody),
 )
-# Events of streams that routes describe themselves.
-EVENTS: tuple[type[BaseModel], ...] = (RunEvent,)
 AGENT_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
 AGENT_HEADER = {
     "name": "X-Agent-ID",
@@ -84,10 +81,11 @@ AGENT_HEADER = {
 _METHODS = ("get", "put", "post", "delete", "patch")
 
 
-def schema_router(app: FastAPI, *, max_choices: int) -> APIRouter:
+def schema_router(app: FastAPI, *, events: Sequence[type[BaseModel]], max_choices: int) -> APIRouter:
     """Create the route of the description, which is built on the first request, when all routes exist.
 
-    `max_choices`: how many replies to one prompt the engine allows.
+    `events`: models of streams that routes describe themselves; `max_choices`: how many replies to one prompt the
+    engine allows.
     """
     router = Router()
     described: dict[str, Any] = {}
@@ -95,16 +93,16 @@ def schema_router(app: FastAPI, *, max_choices: int) -> APIRouter:
     @router.get(PATH, include_in_schema=False)
     def openapi() -> dict[str, Any]:
         if not described:
-            described.update(describe(app, max_choices=max_choices))
+            described.update(describe(app, events=events, max_choices=max_choices))
         return described
 
     return router
 
 
-def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
+def describe(app: FastAPI, *, events: Sequence[type[BaseModel]], max_choices: int) -> dict[str, Any]:
     """Build the OpenAPI description of all routes of `app`."""
     schema = get_openapi(title="Rekindle", version=__version__, description=ABOUT, routes=app.routes)
-    _add_models(schema)
+    _add_models(schema, events)
     for several in (ChatBody, CompletionBody):
         n = schema["components"]["schemas"][several.__name__]["properties"]["n"]
         n["anyOf"][0]["maximum"] = min(max_choices, MAX_CHOICES)
@@ -125,7 +123,7 @@ def describe(app: FastAPI, *, max_choices: int) -> dict[str, Any]:
     return schema
 
 
-def _add_models(schema: dict[str, Any]) -> None:
+def _add_models(schema: dict[str, Any], events: Sequence[type[BaseModel]]) -> None:
     models: dict[type[BaseModel], None] = dict.fromkeys(
         (
             ErrorReply,
@@ -133,7 +131,7 @@ def _add_models(schema: dict[str, Any]) -> None:
             OllamaErrorReply,
             *(model for row in GENERATING for model in row[1:4]),
             *(body for _, body in BODIES),
-            *EVENTS,
+            *events,
         )
     )
     _, found = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMAS + "{model}")

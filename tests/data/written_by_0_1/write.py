@@ -11,11 +11,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from rekindle.agents.log.records import Memory, SessionRecords
-from rekindle.agents.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, RoundBegun, TurnEnded
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
+from rekindle_sessions.log.records import Memory, SessionRecords
+from rekindle_sessions.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, RoundBegun, TurnEnded
 from tests.store.chains import Chain, open_store, save
 
 SHARED = list(range(40))

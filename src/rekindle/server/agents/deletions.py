@@ -1,6 +1,6 @@
-"""Deletes or purges an agent everywhere: its memory in the engine, what it remembers of sessions, stored responses.
+"""Deletes or purges an agent everywhere: its memory in the engine, stored responses, what extensions keep of it.
 
-These are in three files, so the order keeps them consistent. Refusals that can be known in advance are checked first.
+These are in several files, so the order keeps them consistent. Refusals that can be known in advance are checked first.
 The engine comes next; if it refuses, nothing else has changed. If another file then refuses, the error names what is
 left, and the agent stays listed (until the server stops) and can be deleted again until all of it is gone.
 """
@@ -18,7 +18,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo, PurgeReport
 from rekindle.errors import NotFound, StoreError
 from rekindle.server.border import in_thread
-from rekindle.server.coordination.running import Sessions
+from rekindle.server.extension import State
 from rekindle.server.observers.history import History
 from rekindle.server.responses.stored import StoredResponses
 from rekindle.store.directory import remove_set_aside
@@ -44,14 +44,14 @@ class Deletions:
         engine: Engine,
         history: History,
         responses: StoredResponses,
-        sessions: Sessions,
+        states: Sequence[State],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._history = history
         self._responses = responses
-        self._sessions = sessions
+        self._states = states
         self._clock = clock
         self._unfinished: OrderedDict[tuple[str, str], AgentInfo] = OrderedDict()
 
@@ -80,7 +80,9 @@ class Deletions:
     ) -> tuple[T | None, Forgotten]:
         key, report, is_known = (namespace, agent), None, True
         self._responses.check_open()
-        await self._sessions.check_forgettable(agent)
+        self._check_extensions(agent)
+        for state in self._states:
+            await state.check_forgettable(agent)
         try:
             report = await in_thread(forget, agent, namespace=namespace)
         except NotFound:
@@ -100,6 +102,15 @@ class Deletions:
         self._unfinished.pop(key, None)
         return report, forgotten
 
+    def _check_extensions(self, agent: str) -> None:
+        """Refuse if a file of sessions is there that nothing installed can read; StoreError."""
+        path = self._engine.settings.store.sessions_path()
+        if not self._states and path is not None and path.exists():
+            raise StoreError(
+                f"{agent!r} is not deleted: {path} may hold what it said in sessions, which needs the package "
+                "rekindle-sessions; pip install 'rekindle[serve]', or remove the file, then delete it again"
+            )
+
     def _note(self, key: tuple[str, str]) -> None:
         namespace, agent = key
         self._unfinished[key] = AgentInfo(namespace, agent, 0, 0, 0, 0, 0, self._clock(), None)
@@ -109,10 +120,11 @@ class Deletions:
     async def _forget_rest(self, namespace: str, agent: str) -> Forgotten:
         self._history.forget(namespace, agent)
         left: list[str] = []
-        found: tuple[str, ...] = ()
+        found: list[str] = []
         num_responses = 0
         try:
-            found = await self._sessions.forget(namespace, agent)
+            for state in self._states:
+                found += await state.forget(namespace, agent)
         except StoreError as error:
             left.append(f"what it remembers of sessions ({error})")
         try:
@@ -124,4 +136,4 @@ class Deletions:
                 f"the memory of {agent!r} is deleted, and there is left: {'; '.join(left)}: delete it again, and all "
                 "of it goes"
             )
-        return Forgotten(num_responses, found)
+        return Forgotten(num_responses, tuple(found))

@@ -7,8 +7,10 @@ server only, runs no text as HTML or script, and does not show the page in a for
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import PurePath
 
 from fastapi import APIRouter, Request
@@ -17,6 +19,7 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
 from rekindle.server.border import Router
+from rekindle.server.extension import Extension
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.history import History
 from rekindle.server.page.overview import overview_router
@@ -58,10 +61,12 @@ class _File:
         return Response(self.content, headers={**headers, "Content-Type": self.kind})
 
 
-def page_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
-    """The page, its files, and the one route that serves it data."""
+def page_router(
+    engine: Engine, model: ServedModel, history: History, extensions: Sequence[Extension] = ()
+) -> APIRouter:
+    """The page with the views of extensions, its files, and the one route that serves it data."""
     router = Router()
-    found = _files()
+    found = _files(extensions)
 
     @router.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -77,12 +82,22 @@ def page_router(engine: Engine, model: ServedModel, history: History) -> APIRout
     return router
 
 
-def _files() -> dict[str, _File]:
+def _files(extensions: Sequence[Extension]) -> dict[str, _File]:
     """All files of the page by name: some 80 KB, read once."""
-    found = {}
-    for entry in (files("rekindle.server.page") / "static").iterdir():
-        kind = TYPES.get(PurePath(entry.name).suffix)
-        if kind is not None:
-            content = entry.read_bytes()
-            found[entry.name] = _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:24]}"')
-    return found
+    parts = [(extension.name, extension.page) for extension in extensions if extension.page is not None]
+    folders: list[Traversable] = [files("rekindle.server.page") / "static", *(folder for _, folder in parts)]
+    entries = (entry for folder in folders for entry in folder.iterdir() if PurePath(entry.name).suffix in TYPES)
+    content = {entry.name: entry.read_bytes() for entry in entries}
+    content[INDEX] = _index(content[INDEX].decode(), {name: content.pop(f"{name}.html").decode() for name, _ in parts})
+    return {
+        name: _File(data, TYPES[PurePath(name).suffix], f'"{hashlib.sha256(data).hexdigest()[:24]}"')
+        for name, data in content.items()
+    }
+
+
+def _index(index: str, views: Mapping[str, str]) -> bytes:
+    """The page with a link and an element for each view, whose script has the view's name."""
+    links = "".join(f'\n      <a href="#{name}" id="to-{name}">{name.capitalize()}</a>' for name in views)
+    index = index.replace('data-views=""', f'data-views="{" ".join(views)}"')
+    index = index.replace("\n      <!-- links -->", links)
+    return index.replace("\n    <!-- views -->\n", "".join(views.values())).encode()

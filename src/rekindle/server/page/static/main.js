@@ -6,13 +6,17 @@ import { drawWith, startChat, showNames } from "./chat.js";
 import { byId, say } from "./dom.js";
 import { counted } from "./words.js";
 import { showMisses } from "./misses.js";
-import { leaveSession, noticed, openSession } from "./session.js";
-import { showSessions } from "./sessions.js";
 import { showSharing } from "./sharing.js";
 import { showTimes } from "./times.js";
 
 const EVERY_MS = 2000;
 const AGAIN_MS = [500, 1000, 2000, 4000];
+
+/** Views of extensions by name: each shows what it lists, opens one of it by its id, and leaves that. */
+const views = new Map();
+for (const name of document.body.dataset.views.split(" ").filter(Boolean)) {
+  views.set(name, await import(`./${name}.js`));
+}
 
 let timer = null;
 let failures = 0;
@@ -64,9 +68,8 @@ async function look() {
   const problems = health.problems.join(" ");
   connection(problems ? "degraded" : "up", state, problems);
   byId("key-view").hidden = true;
-  const view = route().view;
-  byId("agents-view").hidden = view !== "agents";
-  byId("sessions-view").hidden = view !== "sessions";
+  const { view, id } = route();
+  for (const name of names()) byId(`${name}-view`).hidden = view !== name;
   showNames(overview.agents);
   drawWith(overview.sampling);
   if (view === "agents") {
@@ -75,7 +78,7 @@ async function look() {
     showTimes(overview);
     showMisses(overview);
   } else {
-    noticed(await showSessions(route().session));
+    await views.get(view).show(id);
   }
 }
 
@@ -95,7 +98,7 @@ function connection(state, words, notice) {
 
 function wantKey() {
   connection("key", "Needs a key", "");
-  byId("agents-view").hidden = byId("sessions-view").hidden = true;
+  for (const name of names()) byId(`${name}-view`).hidden = true;
   byId("key-view").hidden = false;
   if (hasKey()) {
     say(byId("key-said"), "The server does not know this key.");
@@ -110,10 +113,14 @@ byId("key-form").addEventListener("submit", (event) => {
   refresh();
 });
 
-/** What the address says: #agents, #sessions or #sessions/ID. */
+function names() {
+  return ["agents", ...views.keys()];
+}
+
+/** What the address says: #agents, or #VIEW or #VIEW/ID of an extension. */
 function route() {
   const [view, id] = location.hash.slice(1).split("/");
-  return view === "sessions" ? { view, session: decoded(id ?? "") || null } : { view: "agents", session: null };
+  return views.has(view) ? { view, id: decoded(id ?? "") || null } : { view: "agents", id: null };
 }
 
 function decoded(part) {
@@ -125,13 +132,15 @@ function decoded(part) {
 }
 
 function follow() {
-  const { view, session } = route();
-  for (const name of ["agents", "sessions"]) {
+  const { view, id } = route();
+  for (const name of names()) {
     if (name === view) byId(`to-${name}`).setAttribute("aria-current", "page");
     else byId(`to-${name}`).removeAttribute("aria-current");
   }
-  if (session === null) leaveSession();
-  else openSession(session, refresh);
+  for (const [name, shown] of views) {
+    if (name === view && id !== null) shown.open(id, refresh);
+    else shown.leave();
+  }
   refresh();
 }
 

@@ -1,0 +1,282 @@
+"""The session file: the setup and events of each session, and the memories of permanent agents.
+
+A session is the fold of its events, so nothing else of it is stored. When a call returns, its changes are durable: each
+is a synced transaction. One process at a time has the file open. One lock guards one connection; every method may be
+called from any thread and raises StoreError if the disk fails. `database` defines the rows, `macs` verifies them: a row
+that does not verify is never shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rekindle.errors import Conflict, NotFound, StoreError
+from rekindle.store.sqlite_file import SqliteFile
+from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
+from rekindle_sessions.log.database import opened
+from rekindle_sessions.log.inventory import Card, Inventory
+from rekindle_sessions.log.macs import EVENT, MEMORY, PROGRESS, SESSION, SessionMacs
+from rekindle_sessions.log.usage import EVENT_BYTES, SESSION_BYTES
+from rekindle_sessions.machine.types import Event, Plan, Prelude
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSession:
+    """A session as read from the file: `number` identifies its rows; its state follows from the last three fields."""
+
+    number: int
+    namespace: str
+    id: str
+    created: float
+    last_use: float
+    plan: Plan
+    preludes: Mapping[str, Prelude]
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a permanent agent remembers of its sessions until `at`; `prelude` None: nothing.
+
+    `forgotten`: it was made to forget sessions up to this number.
+    """
+
+    agent: str
+    at: float
+    prelude: Prelude | None
+    forgotten: int = 0
+
+
+class SessionRecords(SqliteFile):
+    """The open file. `usage`: sessions and bytes per namespace."""
+
+    def __init__(self, connection: sqlite3.Connection, macs: SessionMacs) -> None:
+        """Raises sqlite3.DatabaseError if the file is damaged."""
+        super().__init__(connection, "the session file")
+        self._macs = macs
+        self._creating = threading.Lock()  # from checking that an id is free until it is taken
+        self._has_traces = False  # of forgotten memories in the file's free pages
+        self._inventory = Inventory.of_file(connection, macs)
+        self.usage = self._inventory.usage
+
+    @classmethod
+    def open(cls, path: Path | None, *, secret: str | None = None) -> Self:
+        """Open the file at `path`, creating it if missing; None: in memory. Raises StoreLocked, StoreError.
+
+        `secret`: the setting, for a directory that has no secret yet.
+        """
+        return opened(path, cls, secret=secret)
+
+    def create(self, namespace: str, id: str, plan: Plan, preludes: Mapping[str, Prelude], now: float) -> int:
+        """Write a new session; return its number. Conflict if the id is taken."""
+        set_up, brought = packed(plan), packed(dict(preludes))
+        num_bytes = SESSION_BYTES + len(set_up.encode()) + len(brought.encode())
+        with self._creating:
+            self._check_free(namespace, id)
+            number = self._insert((namespace, id, now, set_up, brought), now)
+            self._inventory.add(Card.of(number, namespace, id, plan), num_bytes)
+        return number
+
+    def _insert(self, row: tuple[str, str, float, str, str], now: float) -> int:
+        with self.writing() as connection:
+            number = connection.execute(
+                "INSERT INTO session(namespace, id, created, plan, preludes, last_use, num_events, progress, mac) "
+                "VALUES(?, ?, ?, ?, ?, ?, 0, x'', x'')",
+                (*row, now),
+            ).lastrowid
+            assert number is not None
+            macs = self._macs.session.of((number, *row)), self._macs.progress.of((number, now, 0))
+            connection.execute("UPDATE session SET mac = ?, progress = ? WHERE number = ?", (*macs, number))
+            connection.execute("DELETE FROM event WHERE session = ?", (number,))  # stray rows of a damaged session
+        return number
+
+    def _check_free(self, namespace: str, id: str) -> None:
+        number = self._inventory.number(namespace, id)
+        if number is None:
+            return
+        try:
+            self.session(number)
+        except ValueError as error:
+            message = f"the session {id!r} is in the file, but cannot be read ({error}): choose another id"
+            raise Conflict(message, param="id") from error
+        raise Conflict(f"there is a session {id!r} already: choose another id", param="id")
+
+    def append(self, number: int, first: int, events: Sequence[Event], now: float) -> None:
+        """Append events atomically, `first` being the number of the first one.
+
+        NotFound if the session has been deleted.
+        """
+        rows = [(number, at, now, *packed_event(event)) for at, event in enumerate(events, first)]
+        with self.writing() as connection:
+            try:
+                before = self._progress(connection, number)
+            except ValueError as error:
+                raise StoreError(f"an event of session {number} cannot be written: {error}") from error
+            if before is None:
+                raise NotFound("this session has been deleted", param="id")
+            last_use, num_events = before
+            if num_events != first:
+                raise StoreError(f"event {first} of session {number} cannot be written: the file has {num_events}")
+            progress = (number, max(last_use, now), first + len(rows))
+            connection.execute(
+                "UPDATE session SET last_use = ?, num_events = ?, progress = ? WHERE number = ?",
+                (*progress[1:], self._macs.progress.of(progress), number),
+            )
+            written = [(*row, self._macs.event.of(row)) for row in rows]
+            connection.executemany("INSERT INTO event VALUES(?, ?, ?, ?, ?, ?)", written)
+        self.usage.grow(number, sum(EVENT_BYTES + len(body.encode()) for *_, body in rows))
+
+    def _progress(self, connection: sqlite3.Connection, number: int) -> tuple[float, int] | None:
+        """Return a session's last use and its number of events; None if it is deleted. ValueError if damaged."""
+        row = connection.execute(f"SELECT {PROGRESS} FROM session WHERE number = ?", (number,)).fetchone()
+        if row is None:
+            return None
+        if not self._macs.progress.holds(row):
+            raise ValueError("its row is damaged: check the disk")
+        return row[1], row[2]
+
+    def cards(self) -> list[Card]:
+        """Return every readable session, oldest first; unreadable ones stay in the file."""
+        return self._inventory.cards()
+
+    def session(self, number: int) -> SavedSession:
+        """Read one session; ValueError if a row of it cannot be read or it does not exist."""
+        with self.reading() as connection:
+            row = connection.execute(f"SELECT {SESSION} FROM session WHERE number = ?", (number,)).fetchone()
+            progress = self._progress(connection, number)
+        if row is None or progress is None:
+            raise ValueError("it has been deleted")
+        if not self._macs.session.holds(row):
+            raise ValueError("its row is damaged: check the disk")
+        _, namespace, name, created, plan, preludes, _ = row
+        brought = unpacked(dict[str, Prelude], preludes)
+        return SavedSession(
+            number, namespace, name, created, progress[0], unpacked(Plan, plan), brought, self.events(number)
+        )
+
+    def events(self, number: int) -> tuple[Event, ...]:
+        """Return the events of one session in order; ValueError if a row is damaged, missing or no event."""
+        with self.reading() as connection:
+            progress = self._progress(connection, number)
+            rows = connection.execute(
+                f"SELECT {EVENT} FROM event WHERE session = ? ORDER BY number", (number,)
+            ).fetchall()
+        if progress is None:
+            return ()
+        if not all(map(self._macs.event.holds, rows)):
+            raise ValueError("events are damaged: check the disk")
+        if [row[1] for row in rows] != list(range(progress[1])):
+            raise ValueError("events are missing: check the disk")
+        return tuple(unpacked_event(row[3], row[4]) for row in rows)
+
+    def delete(self, number: int, namespace: str, memories: Sequence[Memory]) -> None:
+        """Delete a session; store its agents' memories if they are their latest and not forgotten."""
+        with self.writing() as connection:
+            connection.execute("DELETE FROM event WHERE session = ?", (number,))
+            connection.execute("DELETE FROM session WHERE number = ?", (number,))
+            for memory in memories:
+                before = self._memory(connection, namespace, memory.agent)
+                if before is None:
+                    self._put(connection, namespace, memory)
+                elif before.at <= memory.at and before.forgotten < number:
+                    self._put(connection, namespace, replace(memory, forgotten=before.forgotten))
+        self._inventory.drop(number)
+        for memory in memories:
+            self._count_memory(namespace, memory.agent)
+        self._shorten()
+
+    def _put(self, connection: sqlite3.Connection, namespace: str, memory: Memory) -> None:
+        prelude = None if memory.prelude is None else packed(memory.prelude)
+        row = (namespace, memory.agent, memory.at, prelude, memory.forgotten)
+        connection.execute("INSERT OR REPLACE INTO memory VALUES(?, ?, ?, ?, ?, ?)", (*row, self._macs.memory.of(row)))
+
+    def _row(self, connection: sqlite3.Connection, namespace: str, agent: str) -> tuple[Any, ...] | None:
+        """Return the row of an agent's memory; None if there is none or it is damaged, which is logged."""
+        query = f"SELECT {MEMORY} FROM memory WHERE namespace = ? AND agent = ?"
+        row: tuple[Any, ...] | None = connection.execute(query, (namespace, agent)).fetchone()
+        if row is None or self._macs.memory.holds(row):
+            return row
+        if (namespace, agent) not in self._inventory.damaged_memories:
+            self._inventory.damaged_memories.add((namespace, agent))
+            logger.error("what %s of %s remembers is damaged and is ignored: check the disk", agent, namespace)
+        return None
+
+    def _memory(self, connection: sqlite3.Connection, namespace: str, agent: str) -> Memory | None:
+        """Return an agent's memory without its prelude."""
+        row = self._row(connection, namespace, agent)
+        return None if row is None else Memory(agent, row[2], None, row[4])
+
+    def _count_memory(self, namespace: str, agent: str) -> None:
+        with self.reading() as connection:
+            row = self._row(connection, namespace, agent)
+        self.usage.set_memory(namespace, agent, 0 if row is None or row[3] is None else len(row[3].encode()))
+
+    def remembered(self, namespace: str, agent: str) -> Memory | None:
+        """Return an agent's memory of deleted sessions; StoreError if it cannot be decoded, None if it is damaged."""
+        with self.reading() as connection:
+            row = self._row(connection, namespace, agent)
+        if row is None:
+            return None
+        try:
+            return Memory(agent, row[2], None if row[3] is None else unpacked(Prelude, row[3]), row[4])
+        except ValueError as error:
+            raise StoreError(f"what {agent!r} remembers of earlier sessions cannot be read: {error}") from error
+
+    def forget(self, namespace: str, agent: str) -> bool:
+        """Make an agent bring nothing of existing sessions into later ones; False if there was nothing to forget.
+
+        If it had a memory of deleted sessions, the file is vacuumed to erase it; if that fails, the next call retries.
+        Damaged memories might be the agent's too, so they are deleted.
+        """
+        last = self._inventory.last(namespace, agent)
+        with self.writing() as connection:
+            num_forgotten = (
+                self._drop_damaged(connection)
+                + connection.execute(
+                    "DELETE FROM memory WHERE namespace = ? AND agent = ? AND prelude IS NOT NULL", (namespace, agent)
+                ).rowcount
+            )
+            if last:
+                self._put(connection, namespace, Memory(agent, 0.0, None, last))
+            self._has_traces = self._has_traces or num_forgotten > 0
+        self._inventory.damaged_memories.clear()
+        self._count_memory(namespace, agent)
+        if self._has_traces:
+            with self.reading() as connection:
+                connection.execute("VACUUM")
+            self._shorten()
+            self._has_traces = False
+        return num_forgotten > 0 or last > 0
+
+    def _drop_damaged(self, connection: sqlite3.Connection) -> int:
+        """Delete the memories found damaged; return how many."""
+        if not self._inventory.damaged_memories:
+            return 0
+        query = f"SELECT {MEMORY}, CAST(namespace AS BLOB), CAST(agent AS BLOB) FROM memory"
+        gone = [row[-2:] for row in connection.execute(query) if not self._macs.memory.holds(row)]
+        change = "DELETE FROM memory WHERE CAST(namespace AS BLOB) = ? AND CAST(agent AS BLOB) = ?"
+        connection.executemany(change, gone)
+        return len(gone)
+
+    def _shorten(self) -> None:
+        """Truncate the write-ahead log, so that it holds nothing deleted."""
+        with self.reading() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def check(self) -> None:
+        """Assert that the file is intact, that the inventory matches it, and that no event lacks a session."""
+        with self.reading() as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            self._inventory.check(Inventory.of_file(connection, self._macs))
+            rows = connection.execute("SELECT number, num_events FROM session WHERE num_events > 0").fetchall()
+            events = connection.execute("SELECT session, count(*), max(number) + 1 FROM event GROUP BY session")
+            found = {session: counts for session, *counts in events}
+        assert found == {number: [count, count] for number, count in rows}

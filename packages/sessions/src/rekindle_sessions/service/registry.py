@@ -1,0 +1,235 @@
+"""Create, find and delete sessions, and allow at most one run at a time in each.
+
+`loaded` knows which sessions exist and which are in memory. Their content is handled elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, StoreError
+from rekindle.text.messages import check_json
+from rekindle.worker import contained
+from rekindle_sessions.log.codec import check_readable, packed
+from rekindle_sessions.log.inventory import Card
+from rekindle_sessions.log.records import Memory, SavedSession
+from rekindle_sessions.log.usage import SESSION_BYTES
+from rekindle_sessions.machine.participants import check_new_plan
+from rekindle_sessions.machine.types import Plan, Prelude
+from rekindle_sessions.service.comparison import measured_extension
+from rekindle_sessions.service.events import Extension, SessionInfo
+from rekindle_sessions.service.fitting import check_fits
+from rekindle_sessions.service.loaded import LoadedSessions, no_session
+from rekindle_sessions.service.permanent_agents import brought, check_apart, forget_kv, held_by, memories_of
+from rekindle_sessions.service.session import Session, SessionContext, check_agents
+from rekindle_sessions.service.turn import sampling_of
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Registry:
+    """The sessions of one coordinator. `creating` is locked while one is created."""
+
+    def __init__(self, shared: SessionContext) -> None:
+        self._shared = shared
+        self.sessions = LoadedSessions(shared)
+        self._extension: Extension | None = None
+        self.creating = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    async def load(self) -> None:
+        """Load the index of sessions; each session is read on first use."""
+        for card in await self._in_writer(self._shared.records.cards):
+            self.sessions.know(card)
+        self._extension = await asyncio.to_thread(contained(measured_extension), self._shared.engine)
+
+    async def close(self) -> None:
+        """Stop speakers and listeners, wait for pending requests, and shut down the writing thread."""
+        self._is_closed = True
+        sessions = self.sessions.live()
+        for session in sessions:
+            session.close(Cancelled("the service of sessions is closed"))
+        await asyncio.gather(*(session.stop() for session in sessions))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for session in self.sessions.live():
+            session.end_watching()
+        await asyncio.to_thread(self._shared.writer.shutdown)
+
+    async def run_to_completion(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` to completion even if the caller is cancelled."""
+        task = asyncio.create_task(coro)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failure)
+            raise
+
+    async def _in_writer(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._shared.writer, contained(work), *args)
+
+    async def create(self, namespace: str, plan: Plan, id: str) -> Session:
+        """Begin a session durably; BadRequest, Conflict if the id is taken, StoreError."""
+        async with self.creating:  # so that each is checked against earlier ones
+            self._check_new(namespace, plan, id)
+            personas = [each.persona for each in plan.participants]
+            await check_fits(self._shared.engine, (plan.setting, plan.opening, *personas))
+            permanent = [each.agent for each in plan.participants if each.agent is not None]
+            sessions = await self.sessions.with_agents(namespace, permanent)
+            now, held = self._shared.clock(), held_by(plan, sessions)
+            number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
+            session = Session(self._shared, SavedSession(number, namespace, id, now, now, plan, preludes, ()))
+            self.sessions.add(Card.of(number, namespace, id, plan), session)
+        if self._is_closed:
+            session.close(Cancelled("the service of sessions is closed"))
+        session.mark_pending()
+        session.catch_up()
+        return session
+
+    def _check_new(self, namespace: str, plan: Plan, id: str) -> None:
+        if self._is_closed:
+            raise Cancelled("the service of sessions is closed")
+        if not _ID.fullmatch(id):
+            raise BadRequest(f"{id!r} is no id: 1 to 64 letters, digits, '.', '_', '-'", param="id")
+        self.check_room(namespace, sessions=1)
+        check_json(asdict(plan), "plan")
+        check_readable(plan)
+        sampling_of(dict(plan.sampling))
+        check_new_plan(plan)
+        check_agents(id, ((each.name, each.agent) for each in plan.participants))
+        check_apart(id, plan, self.sessions.cards(namespace))
+
+    def check_room(self, namespace: str, *, sessions: int = 0, num_bytes: int = 0) -> None:
+        """Raise QuotaExceeded if a namespace may not have this much more."""
+        used = self._shared.records.usage.of(namespace)
+        self._shared.quota.check(namespace, used, sessions=sessions, num_bytes=num_bytes)
+
+    def _write_new(
+        self, namespace: str, id: str, plan: Plan, held: list[tuple[int, Memory]], now: float
+    ) -> tuple[int, dict[str, Prelude]]:
+        """Runs on the writing thread, as `forget` does, so that a concurrent forget applies to this session too."""
+        preludes = brought(plan, held, self._shared.records, namespace)
+        num_bytes = SESSION_BYTES + len(packed(plan).encode()) + len(packed(preludes).encode())
+        self.check_room(namespace, sessions=1, num_bytes=num_bytes)
+        return self._shared.records.create(namespace, id, plan, preludes, now), preludes
+
+    async def forget(self, namespace: str, agent: str) -> None:
+        """Make a permanent agent bring nothing from before now into later sessions; StoreError."""
+        await self._in_writer(self._shared.records.forget, namespace, agent)
+
+    async def delete(self, namespace: str, id: str) -> None:
+        """Delete a session, KV first; it cannot be found from now on, unless the disk fails (StoreError)."""
+        session = await self.fetch(namespace, id)
+        session.close(no_session(id))
+        try:
+            async with session.changing:
+                await session.stop()
+                await self._reload(session)
+                await asyncio.to_thread(contained(forget_kv), session)
+                await self._in_writer(self._delete, session)
+        except BaseException:
+            session.reopen()
+            raise
+        self.sessions.remove(session)
+        session.end_watching()
+
+    def _delete(self, session: Session) -> None:
+        """Runs on the writing thread. Memories beyond the namespace's quota are dropped and logged."""
+        records, most = self._shared.records, self._shared.quota.num_bytes
+        fit, used = [], records.usage.of(session.namespace).num_bytes - records.usage.size(session.number)
+        for memory in memories_of(session):
+            used += 0 if memory.prelude is None else len(packed(memory.prelude).encode())
+            if most is None or used <= most:
+                fit.append(memory)
+            else:
+                logger.warning("%s does not remember session %s: its namespace is full", memory.agent, session.id)
+        records.delete(session.number, session.namespace, fit)
+
+    async def _reload(self, session: Session) -> None:
+        """Reload before deleting, so that memories hold only durable state; an unreadable session is deleted too."""
+        try:
+            await session.reload()
+        except StoreError as error:
+            logger.warning("session %s of %s is deleted as it was last known: %s", session.id, session.namespace, error)
+
+    def of(self, namespace: str) -> Iterator[Session]:
+        """Yield the sessions of a namespace, oldest first, reading each on demand."""
+        for card in self.sessions.cards(namespace):
+            with contextlib.suppress(NotFound, Cancelled):  # it is being deleted
+                yield self.found(namespace, card.id)
+
+    async def fetched(self, namespace: str) -> AsyncIterator[Session]:
+        """Yield the same sessions without blocking the event loop on the file."""
+        for card in self.sessions.cards(namespace):
+            try:
+                yield await self.fetch(namespace, card.id)
+            except (NotFound, Cancelled):
+                continue
+
+    def found(self, namespace: str, id: str) -> Session:
+        """Return one session, read synchronously if it is not in memory; NotFound, StoreError."""
+        return _open(self.sessions.get(namespace, id))
+
+    async def fetch(self, namespace: str, id: str) -> Session:
+        """Return one session without blocking the event loop on the file."""
+        return _open(await self.sessions.fetch(namespace, id))
+
+    async def ready(self, namespace: str, id: str) -> Session:
+        """Return one session without an active run, as it is in the file; NotFound, Conflict, StoreError."""
+        session = await self.fetch(namespace, id)
+        await session.reload()
+        _open(session)
+        if session.run is not None:
+            raise Conflict("somebody is speaking in this session: wait for the end, or interrupt it")
+        return session
+
+    def info(self, session: Session) -> SessionInfo:
+        """Return the state of a session: its durable content, and who is speaking now."""
+        machine, shown, extension = session.machine, session.shown, self._extension
+        assert extension is not None, "the coordinator has not been started"
+        return SessionInfo(
+            id=session.id,
+            namespace=session.namespace,
+            plan=machine.plan,
+            participants=tuple(session.participants().values()),
+            created=session.created,
+            last_use=session.last_use,
+            num_messages=shown.num_utterances,
+            num_rounds=shown.num_rounds,
+            num_turns=shown.num_turns,
+            is_unfinished=machine.is_unfinished,
+            is_voting=machine.voting is not None,
+            running=tuple(machine.begun()) if session.run is not None else (),
+            expected=machine.expected(),
+            decisions=tuple(machine.decisions[: shown.num_decisions]),
+            agents=session.standing(),
+            layout=extension,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants of every session and of the file."""
+        self.sessions.check()
+        self._shared.records.check()
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the failure of a task whose caller was cancelled."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("a request to a session failed after its caller was cancelled: %s", error)
+
+
+def _open(session: Session) -> Session:
+    if session.closed is not None:
+        raise session.closed
+    return session

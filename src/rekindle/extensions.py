@@ -1,0 +1,33 @@
+"""What other distributions add, found by entry points, so that nothing here imports them.
+
+    rekindle.commands    function of the command line's `typer.Typer`: adds commands
+    rekindle.server      function of a `server.extension.Context`: returns an `Extension` with its routes
+    rekindle.forget      function of a file of sessions, a namespace and an agent: deletes what is kept of it there
+
+A distribution of another version fails when its entry point is loaded, with a ConfigError that names it.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from rekindle.errors import ConfigError
+
+Group = Literal["rekindle.commands", "rekindle.server", "rekindle.forget"]
+
+
+def extensions(group: Group) -> list[EntryPoint]:
+    """The entry points of a group, in order of their names."""
+    return sorted(entry_points(group=group), key=lambda point: point.name)
+
+
+def load(point: EntryPoint) -> Any:
+    """Import what an entry point names; ConfigError if its distribution does not fit this version."""
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        found = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        raise ConfigError(
+            f"{found} does not fit this version of Rekindle: install both in one version ({error})"
+        ) from error
