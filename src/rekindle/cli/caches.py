@@ -36,7 +36,7 @@ Report = admin.CheckReport | admin.RebuildReport
 
 @cache.callback()
 def group() -> None:
-    """Look after the store while no server uses it."""
+    """Inspect and repair the store (the server must be stopped)."""
 
 
 @cache.command(cls=GroupedCommand)

@@ -53,7 +53,7 @@ def probe_directory(directory: Path) -> Finding:
     if not where.is_dir():
         return Finding("store", "fail", f"{where} is no directory", "remove it, or choose another with --store")
     if not os.access(where, os.R_OK | os.W_OK | os.X_OK):
-        return Finding("store", "fail", f"{where} is not ours to write", "chown it, or choose another with --store")
+        return Finding("store", "fail", f"this user cannot write {where}", "chown it, or choose another with --store")
     if where != directory:
         return Finding("store", "ok", f"{directory} does not exist yet: the first start creates it in {where}")
     status = directory.stat()

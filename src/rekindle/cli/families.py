@@ -12,7 +12,7 @@ from rich.table import Table
 from rekindle.cli.console import console
 from rekindle.model.families import FAMILIES, Family
 
-HEAD = ("family", "what is peculiar", "served", "promise", "KV bytes a token", "and", "of all layers in 16 bits")
+HEAD = ("family", "notes", "served", "promise", "KV bytes a token", "and", "of all layers in 16 bits")
 
 
 def models(

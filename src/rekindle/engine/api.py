@@ -318,7 +318,7 @@ class Engine:
         namespace: str = "default",
         timeout_s: float = 60.0,
     ) -> int:
-        """Take in what was computed elsewhere with the same model: texts of an agent as ids, and blocks for the store,
+        """Import KV computed elsewhere with the same model: texts of an agent as ids, and blocks for the store,
         parents before children. Return how many texts were new.
 
         Blocks are named by `fingerprint`, namespace and the store's secret, which have to be the same there. What does

@@ -36,7 +36,7 @@ BYTES_SLACK = 1.05  # tied weights and small buffers
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A loaded model in eval mode on its device, what is to be said of it, and what it should take.
+    """A loaded model in eval mode on its device, notes for the user, and its expected size.
 
     `wide_bytes`: what it took once it was loaded. `quantised`: what of the files is, in words; None if nothing is.
     `num_parameters`: shared ones once. `names`: of the weights that were read, where that is what takes time; `grids`:

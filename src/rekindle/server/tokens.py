@@ -177,7 +177,7 @@ def tokens_router(engine: Engine, model: ServedModel, *, strict: bool) -> APIRou
 
     @router.post(VLLM_TOKENIZE)
     async def tokenize_as_vllm(request: Request) -> dict[str, Any]:
-        """The same in the words of vLLM, or of llama.cpp."""
+        """The same under the names of vLLM or llama.cpp."""
         return await done(request, tokenizer.vllm)
 
     @router.post(DETOKENIZE)

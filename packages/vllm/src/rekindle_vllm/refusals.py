@@ -1,4 +1,4 @@
-"""What of another engine cannot be stored, and what to set instead: known before the engine computes anything."""
+"""Configurations whose KV cannot be stored, detected at startup, with the setting to change."""
 
 from __future__ import annotations
 

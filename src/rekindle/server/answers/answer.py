@@ -45,7 +45,7 @@ async def read_body(request: Request) -> bytes:
     try:
         return await request.body()
     except ClientDisconnect:
-        raise invalid(400, "the client left before its body had come") from None
+        raise invalid(400, "client disconnected before sending the body") from None
 
 
 async def off_loop_if_large(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:

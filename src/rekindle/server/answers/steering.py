@@ -71,7 +71,7 @@ def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict
         kwargs = {"enable_thinking": True, **effort_kwargs(effort)}
     for name in given or {}:
         if name in RESERVED or name.endswith("_token") or not name.isidentifier():
-            message = f"chat_template_kwargs: {name[:100]!r} is not for the caller to set"
+            message = f"chat_template_kwargs: {name[:100]!r} cannot be set by the caller"
             raise BadRequest(message, param="chat_template_kwargs")
     check_json(given, "chat_template_kwargs")
     return kwargs | dict(given or {})

@@ -213,7 +213,7 @@ class Limits:
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, left_s))
             except TimeoutError:
-                raise invalid(408, "the body did not come in time") from None
+                raise invalid(408, "timed out reading the request body") from None
             if message["type"] == "http.disconnect":
                 return None
             if broken := scope.get("state", {}).get(_BROKEN):

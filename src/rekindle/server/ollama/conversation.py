@@ -1,7 +1,7 @@
 """Conversion of Ollama's messages into those of this project.
 
 Owns what only Ollama has: pictures next to the content, results that name their tool in place of the call's id, and
-that a last message of the assistant is the beginning of the reply.
+that a trailing assistant message prefills the reply.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class AssistantMessage(StrictModel):
 
 
 class PromptToken(StrictModel):
-    """A token in a place of the prompt; `rank` 1: the likeliest of the vocabulary."""
+    """A prompt token; `rank` 1: the likeliest of the vocabulary."""
 
     logprob: float
     rank: int

@@ -45,7 +45,7 @@ def simulate(
     arrivals: Annotated[float | None, _of_fleet("requests come this many times as fast [1]")] = None,
     saturate: Annotated[str | None, _of_fleet("raise arrivals while 99 % wait no longer, e.g. 10s [off]")] = None,
     kill: Annotated[float | None, _of_fleet("a replica dies after this share of the requests, e.g. 0.5")] = None,
-    back: Annotated[str | None, _of_fleet("it is back, empty, so long after, e.g. 60s [never]")] = None,
+    back: Annotated[str | None, _of_fleet("restarts empty after this long, e.g. 60s [never]")] = None,
     seed: Annotated[int | None, _of_fleet("of all that is drawn by lot [0]")] = None,
     prefill: Annotated[float | None, _of_fleet("tokens a second that a replica computes [20000]")] = None,
     token_bytes: Annotated[float | None, _of_fleet("bytes of a token's KV in the tier [35840]")] = None,
