@@ -22,6 +22,7 @@ from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, WeightFormat
 from rekindle.model.check_text import OWN_TEXT
+from rekindle.model.compare import checked_rows, same_products
 from rekindle.model.divergence import Divergence, divergence
 from rekindle.model.experts import packed_weights as packed_expert_weights
 from rekindle.model.experts import padded_experts
@@ -30,8 +31,6 @@ from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.packed import (
     PackedLinear,
-    checked_rows,
-    near,
     observed_linears,
     pack_linears,
     packed_weights,
@@ -287,10 +286,10 @@ def test_a_layer_that_is_too_deep_for_int8_stays_in_bf16(kernels: KernelChoice) 
 def test_one_wrong_column_of_many_is_seen(weight_format: WeightFormat) -> None:
     rows, weight = checked_rows(256), torch.randn(4096, 256, generator=torch.Generator().manual_seed(0)).to(BF16)
     right = rows @ weight.T
-    assert near(right, right, rows, weight, weight_format=weight_format)
+    assert same_products(right, right, rows, weight, weight_format=weight_format)
     wrong = right.clone()
     wrong[:, 77] = right[:, 78]
-    assert not near(wrong, right, rows, weight, weight_format=weight_format)
+    assert not same_products(wrong, right, rows, weight, weight_format=weight_format)
 
 
 def test_divergence_is_the_mean_over_rows_and_ignores_what_cannot_come() -> None:

@@ -47,13 +47,11 @@ LATENTS = (
         "(summed.transpose(0, 1) @ self.values.flip(0).transpose(1, 2))",
         LOGITS,
     ),
-    one(
-        "latent maps not compared", "model/latent.py", "not (appended and _near(k", "not (True or _near(k", OTHER_FORMS
-    ),
+    one("latent maps not compared", "model/latent.py", "not (appended and same", "not (True or same", OTHER_FORMS),
     one(
         "only rotary keys compared",
         "model/latent.py",
-        "appended and _near(k, expected_k) and _near(v, expected_v)",
+        "appended and same_largest(k, expected_k, TOLERANCE) and same_largest(v, expected_v, TOLERANCE)",
         "appended",
         OTHER_FORMS,
     ),

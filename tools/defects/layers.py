@@ -100,8 +100,8 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "layers fused whatever they compute",
-        "model/decoder.py",
-        "return bool(((ours - own).norm(dim=1) <= allowed).all())",
+        "model/compare.py",
+        "return bool(((ours - theirs).norm(dim=1) <= allowed).all())",
         "return True",
         DIFFERENT,
         OTHERS,
@@ -136,14 +136,14 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "modules fused that are nearly alike",
-        "model/fused_modules.py",
+        "model/compare.py",
         "return bool(near.all()) and float(unequal.max()) <= MOST_UNEQUAL",
         "return bool(near.all())",
         f"{MODULES}::test_what_computes_something_else_is_left_alone",
     ),
     one(
         "MLPs in 8 bits fused whatever their own weights give",
-        "model/fused_modules.py",
+        "model/compare.py",
         '<= SHARES["int8"] * b.norm(dim=-1)',
         "<= 9 * b.norm(dim=-1)",
         f"{MODULES}::test_the_modules_own_weights_are_compared_in_8_bits_too",
@@ -151,8 +151,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "MLPs in 8 bits fused that are nearly alike",
         "model/fused_modules.py",
-        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, alike)",
-        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, close_in_8_bits)",
+        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, same_results)",
+        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, same_in_8_bits)",
         f"{MODULES}::test_what_computes_something_else_is_left_alone",
     ),
     one(
@@ -199,14 +199,14 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "int8 weights kept where they do not suit",
-        "model/packed.py",
+        "model/compare.py",
         "    return bool(small) and bool(each[finite].all()) and",
         "    return",
         f"{WEIGHTS}::test_a_layer_that_int8_does_not_suit_stays_in_bf16",
     ),
     one(
         "one wrong column of int8 not seen",
-        "model/packed.py",
+        "model/compare.py",
         "bool(small) and bool(each[finite].all()) and",
         "bool(small) and",
         f"{WEIGHTS}::test_one_wrong_column_of_many_is_seen",

@@ -109,7 +109,7 @@ MIXTURES: tuple[Mutant, ...] = (
     one(
         "routers known whatever their shares",
         "model/mixtures.py",
-        ".all()) and alike(ours, theirs)",
+        ".all()) and same_results(ours, theirs)",
         ".all())",
         ROUTER,
     ),

@@ -28,6 +28,7 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import STEP_KEYWORD, AttentionCall, StepCache, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.check_text import check_tokens
+from rekindle.model.compare import same_updates
 from rekindle.model.fused_modules import fuse_modules, is_changed, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.mixtures import fuse_experts, mixture_layer
@@ -52,10 +53,8 @@ KEYWORDS = {
 }
 ROUTED = "output_router_logits"  # asks for what a router gives; not where it is false
 LENGTHS = (5, 9, 2)  # of the sequences on which a layer is compared
-# How far a row may be from that of the layer's own code: a share of what the layer adds to it, and of the row itself,
-# which both round. Rounding in between moves trained and random layers by less than a fifth of that. As deep layers add
-# little to large rows, rows are also given to both a 64th as large: a norm makes what is added nearly the same.
-UPDATE_SHARE, ROW_SHARE = 0.05, 2.0**-8
+# As deep layers add little to large rows, rows are also compared a 64th as large: a norm makes what is added nearly
+# the same.
 SMALLER = 2.0**-6
 
 
@@ -169,9 +168,7 @@ class _Observation:
         if output is None:
             return False
         rows = slice(sum(LENGTHS))  # dummies follow
-        ours, own, before = (x[0, rows].float() for x in (output, expected, self.hidden))
-        allowed = UPDATE_SHARE * (own - before).norm(dim=1) + ROW_SHARE * own.norm(dim=1)
-        return bool(((ours - own).norm(dim=1) <= allowed).all())
+        return same_updates(output[0, rows], expected[0, rows], self.hidden[0, rows])
 
     def _added_to(self) -> torch.Tensor | None:
         """The rows to which the layer adds what its MLP makes of their norm; None if it does something else."""

@@ -19,7 +19,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
 from rekindle.kv.plan import ROW_MULTIPLE
-from rekindle.model.packed import FALLBACKS, Layout, checked_rows, is_bf16, near, pack
+from rekindle.model.compare import checked_rows, same_products
+from rekindle.model.packed import FALLBACKS, Layout, is_bf16, pack
 from rekindle.model.packed_modules import multiply, placeholder
 
 EXPERTS_NAME = "rekindle"
@@ -207,7 +208,7 @@ def _agrees(module: Any, name: str, packed: PackedExperts) -> bool:
     def agrees(expert: int, weight: torch.Tensor) -> bool:
         ours, theirs = packed.product(expert, rows), _torch_product(module, name, expert, rows)
         by_column = weight.T if module.is_transposed else weight
-        return near(ours, theirs, rows, by_column, weight_format=packed.weights[expert].format)
+        return same_products(ours, theirs, rows, by_column, weight_format=packed.weights[expert].format)
 
     with torch.inference_mode():
         return all(agrees(expert, weight) for expert, weight in enumerate(weights))

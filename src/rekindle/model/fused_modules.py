@@ -21,19 +21,14 @@ from torch import nn
 
 from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, Activation, DecoderKernel, MlpLayer, NormLayer
 from rekindle.kernels.linear import Linear, LinearKernel
-from rekindle.model.packed import HOOKS, SHARES, is_bf16, packed_linear
+from rekindle.model.compare import random_rows, same_in_8_bits, same_results
+from rekindle.model.packed import HOOKS, is_bf16, packed_linear
 from rekindle.model.packed_modules import PackedLinear
 
 log = logging.getLogger(__name__)
 EPSILONS = ("variance_epsilon", "eps")
 GATES, UPS, DOWNS = ("gate_proj", "gate_up_proj"), "up_proj", "down_proj"
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
-MAGNITUDES = (1e-3, 0.1, 1.0, 10.0, 1e3)
-ROWS_EACH = 8
-# Of results rounded to bf16 on both sides. Where a sum was ordered or an exponential rounded otherwise, 1 in 200
-# differs; with another order of roundings half of them do; with the GELU of erf for that of tanh, a third of those
-# around magnitude 1.
-ULPS, MOST_UNEQUAL = 2.0**-6, 0.05
 SMALL = 64  # inputs and inner values of an MLP over small weights
 Forward = Callable[..., Any]
 
@@ -66,7 +61,7 @@ def norm_layer(module: Any, kernel: DecoderKernel) -> NormLayer | None:
     for offset in (0.0, 1.0):
         for rounding in ROUNDINGS:
             norm = NormLayer((weight.detach().float() + offset).numpy(), epsilon, rounding)
-            if alike(_normalised(kernel, norm, rows), theirs):
+            if same_results(_normalised(kernel, norm, rows), theirs):
                 return norm
     return None
 
@@ -105,9 +100,9 @@ def mlp_layer(module: Any, kernel: DecoderKernel) -> MlpLayer | None:
     if not is_packed(gate, down) or not (up is None or is_packed(up)):
         return None
     if down.packed.format == "bf16":
-        return _same_mlp(module, kernel, ACTIVATIONS, alike)
-    small = _same_mlp(_over_small_weights(module, LinearKernel(kernel.library)), kernel, ACTIVATIONS, alike)
-    return None if small is None else _same_mlp(module, kernel, (small.activation,), close_in_8_bits)
+        return _same_mlp(module, kernel, ACTIVATIONS, same_results)
+    small = _same_mlp(_over_small_weights(module, LinearKernel(kernel.library)), kernel, ACTIVATIONS, same_results)
+    return None if small is None else _same_mlp(module, kernel, (small.activation,), same_in_8_bits)
 
 
 def _same_mlp(
@@ -200,30 +195,3 @@ def own_result(module: Any, rows: torch.Tensor) -> Any:
             return type(module).forward(module, rows)
     except (TypeError, RuntimeError, ValueError, AttributeError, LookupError):
         return None
-
-
-def random_rows(depth: int) -> torch.Tensor:
-    """Random rows of several magnitudes, half of them off centre, always the same: bf16 [rows, depth]."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(len(MAGNITUDES), ROWS_EACH, depth, generator=generator)
-    rows[:, ::2] += 0.5
-    return (rows * torch.tensor(MAGNITUDES, dtype=torch.float32)[:, None, None]).flatten(0, 1).to(torch.bfloat16)
-
-
-def alike(ours: torch.Tensor, theirs: Any) -> bool:
-    """Whether two results of `random_rows` are the same bf16 but for a few, of every magnitude, that lie next to it."""
-    if type(theirs) is not torch.Tensor or theirs.dtype != ours.dtype or theirs.shape != ours.shape:
-        return False
-    a, b = ours.float(), theirs.float()
-    scale = b.square().mean(-1, keepdim=True).sqrt()
-    near = (a - b).abs() <= ULPS * torch.maximum(b.abs(), scale)
-    unequal = (a != b).reshape(len(MAGNITUDES), -1).float().mean(1)
-    return bool(near.all()) and float(unequal.max()) <= MOST_UNEQUAL
-
-
-def close_in_8_bits(ours: torch.Tensor, theirs: Any) -> bool:
-    """Whether two results of `random_rows` differ by no more than the rounding of inputs to 8 bits moves them."""
-    if type(theirs) is not torch.Tensor or theirs.dtype != ours.dtype or theirs.shape != ours.shape:
-        return False
-    a, b = ours.float(), theirs.float()
-    return bool(((a - b).norm(dim=-1) <= SHARES["int8"] * b.norm(dim=-1)).all())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rekindle.errors import ModelRefused
+from rekindle.model.compare import same_largest
 from rekindle.model.refusals import refusing
 
 NUM_CHECKED = 8  # random tokens on which a map is compared
@@ -104,14 +105,8 @@ def _check(found: LatentMap, own: Expand, rotary_size: int) -> None:
     size = found.keys.shape[2]
     (k, v), (expected_k, expected_v) = own(latent, rotary), found.expanded(latent, rotary)
     appended = torch.equal(k[..., size:], expected_k[..., size:])
-    if not (appended and _near(k, expected_k) and _near(v, expected_v)):
+    if not (appended and same_largest(k, expected_k, TOLERANCE) and same_largest(v, expected_v, TOLERANCE)):
         raise ModelRefused("latent attention makes K and V of each head otherwise than by a product of its weights")
-
-
-def _near(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
-        return False
-    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
 def map_notes(model: Any, weights: str) -> list[str]:

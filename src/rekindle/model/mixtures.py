@@ -31,17 +31,15 @@ from rekindle.kernels.experts import (
 )
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import Linear, LinearKernel
+from rekindle.model.compare import random_rows, same_in_8_bits, same_products, same_results
 from rekindle.model.experts import FUSED_NAME, PACKED_NAME, PackedExperts, each_padded, mixtures
 from rekindle.model.fused_modules import (
     SMALL,
-    alike,
-    close_in_8_bits,
     is_changed,
     own_result,
-    random_rows,
     small_linear,
 )
-from rekindle.model.packed import is_bf16, near, pack, packed_linear
+from rekindle.model.packed import is_bf16, pack, packed_linear
 from rekindle.model.packed_modules import multiply
 
 log = logging.getLogger(__name__)
@@ -100,10 +98,10 @@ def fused_experts(module: Any, kernel: ExpertsKernel) -> FusedExperts | None:
     if not module.has_gate or module.has_post_expert_norm or is_changed(module) or packed.keys() != {UP, DOWN}:
         return None
     if all(each.format == "bf16" for each in packed[DOWN].weights):
-        return _same_experts(module, kernel, _gates(module), alike)
+        return _same_experts(module, kernel, _gates(module), same_results)
     small = _over_small_weights(module, packed[UP].kernel)
-    known = _same_experts(small, kernel, _gates(module), alike)
-    return None if known is None else _same_experts(module, kernel, [known.layer.gate], close_in_8_bits)
+    known = _same_experts(small, kernel, _gates(module), same_results)
+    return None if known is None else _same_experts(module, kernel, [known.layer.gate], same_in_8_bits)
 
 
 def _same_experts(
@@ -211,7 +209,7 @@ def _router_layer(module: Any, rows: torch.Tensor, own: Any, library: KernelLibr
     linears, kernel = LinearKernel(library), ExpertsKernel(library)
     packed = pack(linears, weight, "columns first")
     ours = multiply(linears, packed, rows, bias)
-    if ours.shape != logits.shape or chosen.shape[1] != count or not near(ours, logits, rows, weight, bias):
+    if ours.shape != logits.shape or chosen.shape[1] != count or not same_products(ours, logits, rows, weight, bias):
         return None
     linear = Linear(packed, None if bias is None else bias.data_ptr())
     for chosen_only in (True, False):
@@ -239,4 +237,4 @@ def _chooses(
     kernel.choose(router, *addresses, rows=len(logits), threads=1)
     same = logits.gather(1, found) == logits.gather(1, chosen)
     ours, theirs = (x.where(x >= LEAST_SHARE, 0.0).bfloat16() for x in (our_shares, shares))
-    return bool((same | (shares < LEAST_SHARE)).all()) and alike(ours, theirs)
+    return bool((same | (shares < LEAST_SHARE)).all()) and same_results(ours, theirs)

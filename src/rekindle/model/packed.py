@@ -21,7 +21,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.kernels.linear import MOST_INT8_DEPTH, GridFormat, LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.model.compare import checked_rows, same_products, same_weights
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.packed_modules import (
     GATHERED,
@@ -35,15 +36,6 @@ from rekindle.model.packed_modules import (
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_hf_hook", "forward")
-CHECKED_ROWS = 4
-# Of outputs rounded to bf16 on both sides: an ulp of the larger. Of their fp32 sums: a share of the product of norms,
-# which an unrounded sum of 4,096 products stays below by a factor of 60; one wrong weight of as many exceeds it.
-OUTPUT_ULP, SUM_SHARE = 2.0**-7, 2.0**-14
-# In int8 and int4: of the norm of all outputs, where numbers from a normal distribution give 0.013 and 0.093; and of
-# each one, of the product of norms over the square root of the depth, about ten times what those give. Codes of a file
-# differ from their own values by the rounding of these to bf16, those of 8 bits also by that of what is on no grid.
-SHARES: dict[WeightFormat | GridFormat, float] = {"int8": 0.05, "int4": 0.2, "grid4": 0.01, "grid8": 0.02}
-EACH: dict[WeightFormat | GridFormat, float] = {"int8": 0.15, "int4": 0.8, "grid4": 0.03, "grid8": 0.06}
 # What a layer is packed in, the first that suits it.
 FALLBACKS: dict[WeightFormat, tuple[WeightFormat, ...]] = {
     "bf16": ("bf16",),
@@ -338,55 +330,6 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
         if isinstance(new, PackedEmbedding):
             generator = torch.Generator().manual_seed(0)
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
-            ours, theirs = new(ids), old(ids)
-            if new.packed.format == "bf16":
-                return torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
-            off, most = (ours.double() - theirs.double()).norm(), SHARES[new.packed.format] * theirs.double().norm()
-            return bool(off <= most)
+            return same_weights(new(ids), old(ids), new.packed.format)
         rows, weight = checked_rows(new.packed.depth), old.weight.T if type(old) is Conv1D else old.weight
-        return near(new(rows), old(rows), rows, weight, new.bias, weight_format=new.packed.format)
-
-
-def checked_rows(depth: int) -> torch.Tensor:
-    """A few random rows, always the same."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(CHECKED_ROWS, depth, generator=generator).to(torch.bfloat16)
-
-
-def near(
-    ours: torch.Tensor,
-    theirs: torch.Tensor,
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    weight_format: WeightFormat | GridFormat = "bf16",
-) -> bool:
-    """Whether two products of rows and weight [columns, depth] differ by no more than the format's roundings.
-
-    In bf16 NaN equals NaN; in int8 and int4 ours must be NaN where theirs are not finite.
-    """
-    if weight_format != "bf16":
-        return _near_rounded(ours, theirs, rows, weight, bias, weight_format)
-    ours, theirs = ours.float(), theirs.float()
-    sums = rows.float().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight, dim=1).float()
-    if bias is not None:
-        sums = sums + bias.float().abs()
-    near = (ours - theirs).abs() <= OUTPUT_ULP * theirs.abs() + SUM_SHARE * sums
-    return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
-
-
-def _near_rounded(
-    ours: torch.Tensor,
-    theirs: torch.Tensor,
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    weight_format: WeightFormat | GridFormat,
-) -> bool:
-    finite, error = theirs.isfinite(), (ours.double() - theirs.double()).abs()
-    products = theirs.double() - (0.0 if bias is None else bias.double())
-    sums = rows.double().norm(dim=1)[:, None] * torch.linalg.vector_norm(weight, dim=1).double()  # no wide weights
-    each = error <= EACH[weight_format] * sums / rows.shape[1] ** 0.5 + OUTPUT_ULP * theirs.double().abs()
-    small = error[finite].norm() <= SHARES[weight_format] * products[finite].norm()
-    return bool(small) and bool(each[finite].all()) and torch.equal(ours.isnan(), ~finite)
+        return same_products(new(rows), old(rows), rows, weight, new.bias, weight_format=new.packed.format)
