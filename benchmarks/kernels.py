@@ -25,7 +25,8 @@ from rekindle.errors import ConfigError
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.kernels import library
 from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.layer_forms import WeightFormat
 
 Shape = tuple[int, int]  # columns, depth
 SHAPES: tuple[Shape, ...] = ((1152, 896), (9728, 896), (896, 4864))  # of a layer of the 24-layer model

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rekindle.kernels.grids import GROUP, ZERO, Grid, pack_grid, rows_of
-from rekindle.kernels.linear import GridFormat, LinearKernel, PackedWeights
+from rekindle.kernels.linear import LinearKernel, PackedWeights
+from rekindle.layer_forms import GridFormat
 from tests.kernels.native import needs_compiler
 from tests.kernels.test_int8 import kernels, product
 from tests.kernels.test_linear import from_bf16, random_bf16, to_bf16

@@ -13,7 +13,8 @@ from transformers.activations import ACT2FN
 from rekindle.kernels import library
 from rekindle.kernels.decoder import DecoderKernel
 from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel, WeightFormat
+from rekindle.kernels.linear import LinearKernel
+from rekindle.layer_forms import WeightFormat
 from rekindle.model.fused_modules import fuse_modules
 from rekindle.model.geometry import probe
 from rekindle.model.packed import observed_linears, pack_linears

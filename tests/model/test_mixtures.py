@@ -13,10 +13,12 @@ from transformers.activations import ACT2FN
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
 
 from rekindle.kernels import library
-from rekindle.kernels.experts import ExpertsKernel
+from rekindle.kernels.experts import ExpertsKernel, MixtureLayer
 from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel, WeightFormat
+from rekindle.kernels.linear import LinearKernel
+from rekindle.layer_forms import WeightFormat
 from rekindle.model.experts import EXPERTS_NAME, FUSED_NAME, each_padded, pack_experts, padded_experts
+from rekindle.model.layer_parts import mixture_parts
 from rekindle.model.mixtures import fuse_experts, mixture_layer
 from rekindle.model.selftest import self_test
 from tests.kernels.native import built, needs_compiler
@@ -252,6 +254,15 @@ class NothingAdded(Swish):
         return up * (gate * torch.sigmoid(gate * self.swiglu_alpha))
 
 
+@use_experts_implementation
+class Doubling(Plain):
+    """Twice the gate, but of another width just that."""
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return (2 if gate.shape[-1] == INNER else 1) * self.act_fn(gate) * up
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_experts_are_fused_whatever_their_weights_are(weights: WeightFormat, kernels: library.KernelLibrary) -> None:
     """In 8 and 4 bits a value beside a rounding's edge moves all outputs: in most of these layers there is one."""
@@ -279,7 +290,7 @@ def test_a_layer_that_computes_something_else_is_left_alone(
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8"])
-@pytest.mark.parametrize("kind", [InFp32, NothingAdded])
+@pytest.mark.parametrize("kind", [InFp32, NothingAdded, Doubling])
 def test_another_gate_is_left_alone(
     kind: type[nn.Module], weights: WeightFormat, kernels: library.KernelLibrary
 ) -> None:
@@ -366,11 +377,16 @@ class WithRows(Block):
         return x + super().forward(x)
 
 
+def mixture_of(block: nn.Module, kernels: library.KernelLibrary) -> MixtureLayer | None:
+    parts = mixture_parts(block)
+    return None if parts is None else mixture_layer(parts, kernels)
+
+
 @pytest.mark.parametrize("num_chosen", [1, 3, EXPERTS])
 @pytest.mark.parametrize("kind", [Router, OverAll, InWide])
 def test_the_experts_that_a_router_chooses(kind: type[Router], num_chosen: int, kernels: library.KernelLibrary) -> None:
     block = Block(kind(num_chosen), layer(Silu, kernels))
-    found = mixture_layer(block, kernels)
+    found = mixture_of(block, kernels)
     assert found is not None
     logits = torch.randn(5, EXPERTS).to(BF16)
     logits[0], logits[1, :4], logits[2] = 1.0, 3.0, -torch.inf  # all equal, some equal, all masked
@@ -390,21 +406,21 @@ def test_shares_that_are_next_to_nothing_are_not_compared(kernels: library.Kerne
     for seed in range(6):
         router, generator = Router(), torch.Generator().manual_seed(seed)
         router.weight.copy_(0.6 * torch.randn(EXPERTS, SIZE, generator=generator))
-        assert mixture_layer(Block(router, experts), kernels) is not None
+        assert mixture_of(Block(router, experts), kernels) is not None
 
 
 @pytest.mark.parametrize("router", [Sigmoid, Smallest, Scaled, lambda: hooked(Router()), lambda: Router().float()])
 def test_another_router_is_left_alone(router: Callable[[], nn.Module], kernels: library.KernelLibrary) -> None:
-    assert mixture_layer(Block(router(), layer(Silu, kernels)), kernels) is None
+    assert mixture_of(Block(router(), layer(Silu, kernels)), kernels) is None
 
 
 def test_another_block_is_left_alone(kernels: library.KernelLibrary) -> None:
     experts = layer(Silu, kernels)
-    assert mixture_layer(Block(Router(), experts), kernels) is not None
-    assert mixture_layer(WithRows(Router(), experts), kernels) is None
+    assert mixture_of(Block(Router(), experts), kernels) is not None
+    assert mixture_of(WithRows(Router(), experts), kernels) is None
     more = Block(Router(), experts)
     more.shared = nn.Identity()
-    assert mixture_layer(more, kernels) is None
+    assert mixture_of(more, kernels) is None
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.config import ModelSettings
-from rekindle.kernels.linear import LinearKernel, WeightFormat
+from rekindle.kernels.linear import LinearKernel
+from rekindle.layer_forms import WeightFormat
 from rekindle.model.experts import pack_experts, padded_experts
 from rekindle.model.geometry import probe
 from rekindle.model.load import load_model

@@ -20,7 +20,8 @@ from rekindle import pocket
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, WeightFormat
+from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel
+from rekindle.layer_forms import WeightFormat
 from rekindle.model.check_text import OWN_TEXT
 from rekindle.model.compare import checked_rows, same_products
 from rekindle.model.divergence import Divergence, divergence

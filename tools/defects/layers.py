@@ -108,7 +108,7 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "layers compared at the first positions only",
-        "model/decoder.py",
+        "model/observation.py",
         "for start in (0, max(last, 0))",
         "for start in (0, 0)",
         OTHERS,
@@ -116,8 +116,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "layers compared with their own rows only",
         "model/decoder.py",
-        "for each in (first, last, first.smaller(), last.smaller())",
-        "for each in (first, last)",
+        "for each in (*seen, *(each.smaller() for each in seen))",
+        "for each in seen",
         DIFFERENT,
     ),
     one(
@@ -129,7 +129,7 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "norms without the 1 that is added to weights",
-        "model/fused_modules.py",
+        "model/layer_parts.py",
         "for offset in (0.0, 1.0)",
         "for offset in (0.0,)",
         PARTS,
@@ -150,9 +150,9 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "MLPs in 8 bits fused that are nearly alike",
-        "model/fused_modules.py",
-        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, same_results)",
-        "LinearKernel(kernel.library)), kernel, ACTIVATIONS, same_in_8_bits)",
+        "model/layer_parts.py",
+        "if same_results(MlpParts.of(small, each).computed(rows), theirs))",
+        "if (MlpParts.of(small, each).computed(rows) - theirs).norm() <= 0.05 * theirs.norm())",
         f"{MODULES}::test_what_computes_something_else_is_left_alone",
     ),
     one(

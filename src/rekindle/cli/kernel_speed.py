@@ -17,7 +17,8 @@ import torch
 from rekindle.cli.findings import Finding
 from rekindle.cli.repeats import judged, several, spread
 from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.layer_forms import WeightFormat
 
 COLUMNS, DEPTH = 8192, 2048
 NUM_MATRICES = 8  # 256 MB in bf16: more than most caches

@@ -9,7 +9,7 @@ is given. A row's result depends on that row and on what its sequence has stored
 from __future__ import annotations
 
 import ctypes
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from rekindle.kernels.attention import AttendCall, LayerBlocks, RowsStruct, Scor
 from rekindle.kernels.experts import MixtureLayer
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import Linear, WeightsStruct, described
+from rekindle.layer_forms import Activation, Rounding
 from rekindle.spec import LayerSpec
 
-Activation = Literal["silu", "gelu_tanh"]
-Rounding = Literal["before the weight", "after the weight"]
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")  # RK_SILU and RK_GELU_TANH of native/rekindle.h
-ROUNDINGS: tuple[Rounding, ...] = ("before the weight", "after the weight")
 HEAD_MULTIPLE = 32  # of the size of heads in a decoder layer
 _MOST_LANES = 16
 _I32, _I64, _POINTER, _F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float

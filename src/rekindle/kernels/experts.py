@@ -9,28 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import BF16, FP32, Linear, WeightsStruct, described
+from rekindle.layer_forms import Gate, GateActivation, ShareFormat, Shares
 
-GateActivation = Literal["silu", "gelu_tanh", "swish"]
 GATE_ACTIVATIONS: tuple[GateActivation, ...] = ("silu", "gelu_tanh", "swish")  # RK_SILU, ... of native/rekindle.h
-ShareFormat = Literal["bf16", "fp32"]
 _I32, _I64, _POINTER, _F32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-
-
-class Gate(NamedTuple):
-    """How the first projection's values become those of the second one.
-
-    `silu`, `gelu_tanh`: activation(gate) * up; `swish`: gate * sigmoid(alpha * gate) * (up + 1). Gates come first, or
-    in turns with the others where they are `interleaved`. With a `limit` they are at most that, the others within it.
-    """
-
-    activation: GateActivation
-    interleaved: bool = False
-    limit: float | None = None
-    alpha: float = 1.0
 
 
 class _Experts(ctypes.Structure):
@@ -94,13 +80,6 @@ class _Mixture(ctypes.Structure):
     """`rk_mixture` of native/rekindle.h."""
 
     _fields_ = (("router", _Router), ("experts", _Experts))
-
-
-class Shares(NamedTuple):
-    """A softmax over the logits of all experts or of the chosen ones only, in this format."""
-
-    chosen_only: bool
-    share_format: ShareFormat
 
 
 class RouterLayer:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.kernels.linear import GridFormat, LinearKernel, PackedWeights
+from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.kernels.weight_memory import aligned_memory
+from rekindle.layer_forms import GridFormat
 
 GROUP = 32  # values with one step
 ZERO = 128  # the code of 0 in grid8

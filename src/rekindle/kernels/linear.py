@@ -16,12 +16,11 @@ import numpy as np
 
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.weight_memory import ALIGNMENT, aligned_memory
+from rekindle.layer_forms import GridFormat, WeightFormat
 
 BF16, FP32 = 0, 1  # RK_BF16 and RK_FP32 of native/rekindle.h, as are the codes of formats
 FORMATS = {"bf16": BF16, "int8": 3, "int4": 4, "grid4": 6, "grid8": 7}
 MOST_INT8_DEPTH = 1 << 16  # sums of products of bytes fit 32 bits
-WeightFormat = Literal["bf16", "int8", "int4"]  # which bf16 weights are packed in
-GridFormat = Literal["grid4", "grid8"]  # of weights that come as codes
 
 
 class _Call(ctypes.Structure):

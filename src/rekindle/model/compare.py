@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rekindle.kernels.linear import GridFormat, WeightFormat
+from rekindle.layer_forms import GridFormat, WeightFormat
 
 CHECKED_ROWS = 4
 # Of outputs rounded to bf16 on both sides: an ulp of the larger. Of their fp32 sums: a share of the product of norms,
@@ -26,6 +26,7 @@ ROWS_EACH = 8
 # differs; with another order of roundings half of them do; with the GELU of erf for that of tanh, a third of those
 # around magnitude 1.
 ULPS, MOST_UNEQUAL = 2.0**-6, 0.05
+LEAST_SHARE = 1e-30  # below, shares may be 0 or anything as small, and any expert may have them
 # How far a row may be from that of a layer's own code: a share of what the layer adds to it, and of the row itself,
 # which both round. Rounding in between moves trained and random layers by less than a fifth of that.
 UPDATE_SHARE, ROW_SHARE = 0.05, 2.0**-8
@@ -120,3 +121,13 @@ def same_updates(ours: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor)
 def same_largest(ours: torch.Tensor, theirs: torch.Tensor, share: float) -> bool:
     """Whether no value differs from the other by more than a share of the largest one."""
     return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= share * theirs.abs().max())
+
+
+def same_choices(
+    logits: torch.Tensor, ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor]
+) -> bool:
+    """Whether two choices by the same logits, experts and their shares, are of equal logits with the same shares."""
+    (found, our_shares), (chosen, shares) = ours, theirs
+    same = logits.gather(1, found) == logits.gather(1, chosen)
+    a, b = (x.where(x >= LEAST_SHARE, 0.0).bfloat16() for x in (our_shares, shares))
+    return bool((same | (shares < LEAST_SHARE)).all()) and same_results(a, b)

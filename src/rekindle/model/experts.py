@@ -17,8 +17,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
+from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.kv.plan import ROW_MULTIPLE
+from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products
 from rekindle.model.packed import FALLBACKS, Layout, is_bf16, pack
 from rekindle.model.packed_modules import multiply, placeholder

@@ -1,35 +1,28 @@
 """Modules of transformers that are computed by one call of our kernels: RMSNorm and gated MLPs.
 
-Owns which modules are fused. A module is recognised by what it holds, never by its name in a model: a weight and an
-epsilon; packed projections and an activation. What it computes is found by comparison with its own code on random rows
-of several magnitudes: fused is what gives the same bits but for a few roundings. Where the last product rounds its
-inputs to 8 bits, one such rounding moves many outputs: there the code is compared over small bf16 weights, and the
-module's own outputs within what 8 bits allow. The module stays where it is with all its attributes; only its `forward`
-is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with hooks are left alone; hooks that are
-registered later, on parts of a fused module, are not called.
+Owns which modules are fused: those whose parts are known (`layer_parts`) and of which the kernels give the same bits
+but for a few roundings. Where an MLP's last product rounds its inputs to 8 bits, one such rounding moves many outputs:
+there its outputs may differ by what 8 bits allow. The module stays where it is with all its attributes; only its
+`forward` is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with hooks are left alone;
+hooks that are registered later, on parts of a fused module, are not called.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from rekindle.kernels.decoder import ACTIVATIONS, ROUNDINGS, Activation, DecoderKernel, MlpLayer, NormLayer
-from rekindle.kernels.linear import Linear, LinearKernel
+from rekindle.kernels.decoder import DecoderKernel, MlpLayer, NormLayer
+from rekindle.kernels.linear import Linear
 from rekindle.model.compare import random_rows, same_in_8_bits, same_results
-from rekindle.model.packed import HOOKS, is_bf16, packed_linear
+from rekindle.model.layer_parts import MlpParts, NormParts, is_changed, mlp_parts, norm_parts, own_result
 from rekindle.model.packed_modules import PackedLinear
 
 log = logging.getLogger(__name__)
-EPSILONS = ("variance_epsilon", "eps")
-GATES, UPS, DOWNS = ("gate_proj", "gate_up_proj"), "up_proj", "down_proj"
-ACTIVATION_NAMES = ("act_fn", "activation_fn")
-SMALL = 64  # inputs and inner values of an MLP over small weights
 Forward = Callable[..., Any]
 
 
@@ -39,7 +32,9 @@ def fuse_modules(modules: Iterable[Any], kernel: DecoderKernel) -> None:
     for module in modules:
         if is_changed(module):
             continue
-        norm, mlp = norm_layer(module, kernel), mlp_layer(module, kernel)
+        of_norm, of_mlp = norm_parts(module), mlp_parts(module, is_packed)
+        norm = None if of_norm is None else norm_layer(of_norm, kernel)
+        mlp = None if of_mlp is None else mlp_layer(of_mlp, kernel)
         if norm is not None:
             module.forward = _norm_forward(module, kernel, norm)
         elif mlp is not None:
@@ -49,21 +44,12 @@ def fuse_modules(modules: Iterable[Any], kernel: DecoderKernel) -> None:
     log.info("%s are fused", ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
-def norm_layer(module: Any, kernel: DecoderKernel) -> NormLayer | None:
-    """What computes a module that holds one weight and an epsilon as its own code does, or None."""
-    weight = module._parameters.get("weight")
-    epsilon = next((getattr(module, name) for name in EPSILONS if isinstance(getattr(module, name, None), float)), None)
-    alone = len(module._parameters) == 1 and not module._buffers and not module._modules
-    if epsilon is None or not alone or weight is None or weight.dim() != 1 or not is_bf16(weight):
-        return None
-    rows = random_rows(len(weight))
-    theirs = own_result(module, rows)
-    for offset in (0.0, 1.0):
-        for rounding in ROUNDINGS:
-            norm = NormLayer((weight.detach().float() + offset).numpy(), epsilon, rounding)
-            if same_results(_normalised(kernel, norm, rows), theirs):
-                return norm
-    return None
+def norm_layer(parts: NormParts, kernel: DecoderKernel) -> NormLayer | None:
+    """What computes a norm as its module's own code does, or None."""
+    rows = random_rows(parts.columns)
+    norm = NormLayer(parts.weight.numpy(), parts.epsilon, parts.rounding)
+    theirs = own_result(partial(type(parts.module).forward, parts.module), rows)
+    return norm if same_results(_normalised(kernel, norm, rows), theirs) else None
 
 
 def _normalised(kernel: DecoderKernel, norm: NormLayer, x: torch.Tensor) -> torch.Tensor:
@@ -87,59 +73,17 @@ def _norm_forward(module: Any, kernel: DecoderKernel, norm: NormLayer) -> Forwar
     return forward
 
 
-def mlp_layer(module: Any, kernel: DecoderKernel) -> MlpLayer | None:
-    """What computes a module of packed gate, up and down projections as its own code does, or None."""
-    children: dict[str, Any] = dict(module._modules)
-    gate: Any = next((children.pop(name) for name in GATES if name in children), None)
-    up: Any = children.pop(UPS, None)
-    down: Any = children.pop(DOWNS, None)
-    for name in ACTIVATION_NAMES:
-        children.pop(name, None)
-    if children or module._parameters or any(is_changed(each) for each in module._modules.values()):
+def mlp_layer(parts: MlpParts, kernel: DecoderKernel) -> MlpLayer | None:
+    """What computes an MLP of packed linear layers as its module's own code does, or None."""
+    up = None if parts.up is None else linear(parts.up)
+    try:
+        mlp = MlpLayer(linear(parts.gate), up, linear(parts.down), parts.activation)
+    except ValueError:
         return None
-    if not is_packed(gate, down) or not (up is None or is_packed(up)):
-        return None
-    if down.packed.format == "bf16":
-        return _same_mlp(module, kernel, ACTIVATIONS, same_results)
-    small = _same_mlp(_over_small_weights(module, LinearKernel(kernel.library)), kernel, ACTIVATIONS, same_results)
-    return None if small is None else _same_mlp(module, kernel, (small.activation,), same_in_8_bits)
-
-
-def _same_mlp(
-    module: Any,
-    kernel: DecoderKernel,
-    activations: Iterable[Activation],
-    same: Callable[[torch.Tensor, Any], bool],
-) -> MlpLayer | None:
-    """The MLP with one of these activations that gives the same outputs for random rows, or None."""
-    gate, up, down = _projections(module)
-    rows = random_rows(gate.in_features)
-    theirs = own_result(module, rows)
-    for activation in activations:
-        try:
-            mlp = MlpLayer(linear(gate), None if up is None else linear(up), linear(down), activation)
-        except ValueError:
-            return None
-        if same(_gated(kernel, mlp, rows), theirs):
-            return mlp
-    return None
-
-
-def _projections(module: Any) -> tuple[PackedLinear, PackedLinear | None, PackedLinear]:
-    children = module._modules
-    return next(children[name] for name in GATES if name in children), children.get(UPS), children[DOWNS]
-
-
-def _over_small_weights(module: Any, kernel: LinearKernel) -> Any:
-    """A copy of an MLP that computes with few random bf16 weights in place of the module's."""
-    small = copy.copy(module)
-    small._modules = dict(module._modules)
-    generator = torch.Generator().manual_seed(1)
-    for name in (*GATES, UPS, DOWNS):
-        if name in module._modules:
-            columns = 2 * SMALL if name in GATES and UPS not in module._modules else SMALL
-            small._modules[name] = packed_linear(small_linear(columns, generator), kernel, "bf16")
-    return small
+    rows = random_rows(mlp.depth)
+    theirs = own_result(partial(type(parts.module).forward, parts.module), rows)
+    same = same_results if parts.down.packed.format == "bf16" else same_in_8_bits
+    return mlp if same(_gated(kernel, mlp, rows), theirs) else None
 
 
 def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tensor:
@@ -160,15 +104,6 @@ def _mlp_forward(module: Any, kernel: DecoderKernel, mlp: MlpLayer) -> Forward:
     return forward
 
 
-def small_linear(columns: int, generator: torch.Generator) -> nn.Linear:
-    """A layer of `SMALL` inputs whose outputs are about as large as they are."""
-    layer = nn.Linear(SMALL, columns, bias=False, dtype=torch.bfloat16)
-    layer.weight = nn.Parameter(
-        (torch.randn(columns, SMALL, generator=generator) / SMALL**0.5).to(torch.bfloat16), requires_grad=False
-    )
-    return layer
-
-
 def _is_rows(x: Any, columns: int) -> bool:
     return isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and x.shape[-1] == columns
 
@@ -178,20 +113,6 @@ def linear(module: PackedLinear) -> Linear:
     return Linear(module.packed, None if module.bias is None else module.bias.data_ptr())
 
 
-def is_changed(module: nn.Module) -> bool:
-    """Whether something may see or change what a module computes, or computes it in its place."""
-    return any(module.__dict__.get(name) for name in HOOKS)
-
-
 def is_packed(*modules: Any) -> bool:
     """Whether all are packed linear layers without hooks."""
     return all(type(module) is PackedLinear and not is_changed(module) for module in modules)
-
-
-def own_result(module: Any, rows: torch.Tensor) -> Any:
-    """What a module's own code gives for these rows; None if it wants something else."""
-    try:
-        with torch.inference_mode():
-            return type(module).forward(module, rows)
-    except (TypeError, RuntimeError, ValueError, AttributeError, LookupError):
-        return None

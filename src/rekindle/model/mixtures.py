@@ -1,54 +1,32 @@
 """Mixtures whose experts are computed by one call of our kernels, and the routers before them.
 
-Owns which layers are, and which routers are known. One is taken for its structure, never for its model's name: two
-packed projections for each expert, a gate, no norm after them. What its gate computes is found by comparison with the
-layer's own code on random rows of several magnitudes, which must give the same bits but for a few roundings; experts
-that round to 8 bits are compared as in `fused_modules`. Whatever is not bf16 rows is left to that code. A router is
-known if its logits are near ours, and if of its own logits the kernels choose the same experts with the same shares: a
-rounding of logits may change a choice, so both at once could not be compared.
+Owns which layers are: two packed projections for each expert, a gate that is known (`layer_parts`), no norm after them,
+and outputs that the kernels give, too, on random rows of several magnitudes: the same bits but for a few roundings, in
+8 bits as in `fused_modules`. Whatever is not bf16 rows is left to their own code. Of a router the kernels must give
+near logits, and of its own logits choose the same experts with the same shares: a rounding of logits may change a
+choice, so both at once could not be compared.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rekindle.kernels.experts import (
-    GATE_ACTIVATIONS,
-    Choice,
-    ExpertsKernel,
-    ExpertsLayer,
-    Gate,
-    MixtureLayer,
-    RouterLayer,
-    ShareFormat,
-    Shares,
-)
+from rekindle.kernels.experts import Choice, ExpertsKernel, ExpertsLayer, MixtureLayer, RouterLayer
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import Linear, LinearKernel
-from rekindle.model.compare import random_rows, same_in_8_bits, same_products, same_results
-from rekindle.model.experts import FUSED_NAME, PACKED_NAME, PackedExperts, each_padded, mixtures
-from rekindle.model.fused_modules import (
-    SMALL,
-    is_changed,
-    own_result,
-    small_linear,
-)
-from rekindle.model.packed import is_bf16, pack, packed_linear
+from rekindle.model.compare import random_rows, same_choices, same_in_8_bits, same_products, same_results
+from rekindle.model.experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
+from rekindle.model.layer_parts import SHARE_FORMATS, MixtureParts, Routed, RouterParts, gate_of, is_changed
+from rekindle.model.packed import is_bf16, pack
 from rekindle.model.packed_modules import multiply
 
 log = logging.getLogger(__name__)
 UP, DOWN = "gate_up_proj", "down_proj"
-LIMITS, ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
-LEAST_SHARE = 1e-30  # below, shares may be 0 or anything as small, and any expert may have them
 CHOSEN, STEP = 4, 7  # experts of each compared row, and how far they lie apart
-SMALL_EXPERTS = 8  # of a mixture over small weights
-SHARE_FORMATS: dict[torch.dtype, ShareFormat] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,49 +75,19 @@ def fused_experts(module: Any, kernel: ExpertsKernel) -> FusedExperts | None:
     packed = getattr(module, PACKED_NAME, {})
     if not module.has_gate or module.has_post_expert_norm or is_changed(module) or packed.keys() != {UP, DOWN}:
         return None
-    if all(each.format == "bf16" for each in packed[DOWN].weights):
-        return _same_experts(module, kernel, _gates(module), same_results)
-    small = _over_small_weights(module, packed[UP].kernel)
-    known = _same_experts(small, kernel, _gates(module), same_results)
-    return None if known is None else _same_experts(module, kernel, [known.layer.gate], same_in_8_bits)
-
-
-def _same_experts(
-    module: Any,
-    kernel: ExpertsKernel,
-    gates: Iterable[Gate],
-    same: Callable[[torch.Tensor, Any], bool],
-) -> FusedExperts | None:
-    """The experts with one of these gates that give the same outputs for random rows, or None."""
-    up, down = (_linears(module, name) for name in (UP, DOWN))
-    if up is None or down is None:
+    gate, up, down = gate_of(module), _linears(module, UP), _linears(module, DOWN)
+    if gate is None or up is None or down is None:
         return None
-    rows = random_rows(up[0].packed.depth)
-    count = min(CHOSEN, len(up))
+    try:
+        found = FusedExperts(kernel, ExpertsLayer(up, down, gate))
+    except ValueError:
+        return None
+    rows, count = random_rows(up[0].packed.depth), min(CHOSEN, len(up))
     chosen = torch.arange(len(rows) * count).reshape(len(rows), count) * STEP % len(up)
     shares = random_rows(count)[: len(rows)].abs().softmax(-1)
-    theirs = each_padded(module, rows, chosen, shares)
-    for gate in gates:
-        try:
-            found = FusedExperts(kernel, ExpertsLayer(up, down, gate))
-        except ValueError:
-            return None
-        ours = found(rows, chosen, shares)
-        if ours is not None and same(ours, theirs):
-            return found
-    return None
-
-
-def _over_small_weights(module: Any, kernel: LinearKernel) -> Any:
-    """A copy of a mixture that computes with few random bf16 weights, without biases, in place of the module's."""
-    small, generator = copy.copy(module), torch.Generator().manual_seed(1)
-    small.has_bias = False
-    made = {}
-    for name, columns in ((UP, 2 * SMALL), (DOWN, SMALL)):
-        linears = [packed_linear(small_linear(columns, generator), kernel, "bf16") for _ in range(SMALL_EXPERTS)]
-        made[name] = PackedExperts(kernel, tuple(each.packed for each in linears))
-    setattr(small, PACKED_NAME, made)
-    return small
+    ours, theirs = found(rows, chosen, shares), each_padded(module, rows, chosen, shares)
+    same = same_results if all(each.format == "bf16" for each in packed[DOWN].weights) else same_in_8_bits
+    return found if ours is not None and same(ours, theirs) else None
 
 
 def _linears(module: Any, name: str) -> list[Linear] | None:
@@ -153,88 +101,30 @@ def _linears(module: Any, name: str) -> list[Linear] | None:
     return [Linear(each, row.data_ptr()) for each, row in zip(weights, bias, strict=True)]
 
 
-def _gates(module: Any) -> Iterator[Gate]:
-    """Gates that a layer may have, by its attributes."""
-    limit, alpha = (_number(module, names) for names in (LIMITS, ALPHAS))
-    for activation in GATE_ACTIVATIONS:
-        yield Gate(activation, not module.is_concatenated, limit, 1.0 if alpha is None else alpha)
-
-
-def _number(module: Any, names: tuple[str, ...]) -> float | None:
-    values = (getattr(module, name, None) for name in names)
-    return next((float(value) for value in values if isinstance(value, int | float)), None)
-
-
-def mixture_layer(module: Any, library: KernelLibrary) -> MixtureLayer | None:
-    """What computes a module that has a router and fused experts, and nothing else, as its own code does, or None."""
-    children: dict[str, Any] = dict(module._modules)
-    experts = children.pop("experts", None)
-    fused = getattr(experts, FUSED_NAME, None)
-    if not isinstance(fused, FusedExperts) or len(children) != 1 or module._parameters:
+def mixture_layer(parts: MixtureParts, library: KernelLibrary) -> MixtureLayer | None:
+    """What computes a router and its experts, if these are fused, as their own code does, or None."""
+    fused = getattr(parts.experts, FUSED_NAME, None)
+    if not isinstance(fused, FusedExperts):
         return None
-    (router,) = children.values()
-    if any(is_changed(each) for each in (module, experts, router)):
-        return None
-    rows = random_rows(fused.layer.size)
-    own = own_result(router, rows)
-    known = _router_layer(router, rows, own, library)
-    if known is None:
-        return None
-    theirs = own_result(module, rows[None])
-    theirs = theirs[0] if isinstance(theirs, tuple) else theirs
-    _, shares, chosen = own
-    if type(theirs) is not torch.Tensor or not torch.equal(theirs, experts(rows, chosen, shares)[None]):
+    router = _router_layer(parts.router, library)
+    if router is None:
         return None
     try:
-        return MixtureLayer(known, fused.layer)
+        return MixtureLayer(router, fused.layer)
     except ValueError:
         return None
 
 
-def _router_layer(module: Any, rows: torch.Tensor, own: Any, library: KernelLibrary) -> RouterLayer | None:
-    """What gives the logits, shares and choices, `own`, of a router for these rows, or None."""
-    parameters: dict[str, Any] = module._parameters
-    weight, bias, count = parameters.get("weight"), parameters.get("bias"), getattr(module, "top_k", None)
-    held = [each for each in parameters.values() if each is not None]
-    if (
-        weight is None
-        or weight.dim() != 2
-        or not parameters.keys() <= {"weight", "bias"}
-        or not all(map(is_bf16, held))
-    ):
-        return None
-    if module._modules or module._buffers or not isinstance(count, int) or not _is_routed(own):
-        return None
-    logits, shares, chosen = own
-    linears, kernel = LinearKernel(library), ExpertsKernel(library)
-    packed = pack(linears, weight, "columns first")
-    ours = multiply(linears, packed, rows, bias)
-    if ours.shape != logits.shape or chosen.shape[1] != count or not same_products(ours, logits, rows, weight, bias):
+def _router_layer(parts: RouterParts, library: KernelLibrary) -> RouterLayer | None:
+    """What gives the logits, shares and choices of a router, or None."""
+    weight, bias, linears = parts.weight, parts.bias, LinearKernel(library)
+    rows = random_rows(weight.shape[1])
+    own, packed = Routed.by(parts.module, rows), pack(linears, weight, "columns first")
+    if own is None or not same_products(multiply(linears, packed, rows, bias), own.logits, rows, weight, bias):
         return None
     linear = Linear(packed, None if bias is None else bias.data_ptr())
-    for chosen_only in (True, False):
-        router = RouterLayer(linear, count, Shares(chosen_only, SHARE_FORMATS[shares.dtype]))
-        if _chooses(kernel, router, logits, shares, chosen):
-            return router
-    return None
-
-
-def _is_routed(own: Any) -> bool:
-    """Whether a router gave logits, shares and experts, in this order, in formats that the kernels know."""
-    if not isinstance(own, tuple) or len(own) != 3 or not all(type(x) is torch.Tensor and x.dim() == 2 for x in own):
-        return False
-    logits, shares, chosen = own
-    formats = logits.dtype, chosen.dtype
-    return formats == (torch.bfloat16, torch.int64) and shares.dtype in SHARE_FORMATS and shares.shape == chosen.shape
-
-
-def _chooses(
-    kernel: ExpertsKernel, router: RouterLayer, logits: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
-) -> bool:
-    """Whether the kernels choose from these logits experts with the same ones, and shares that are alike."""
-    logits, found, our_shares = logits.contiguous(), torch.empty_like(chosen), torch.empty_like(shares)
-    addresses = (x.data_ptr() for x in (logits, found, our_shares))
-    kernel.choose(router, *addresses, rows=len(logits), threads=1)
-    same = logits.gather(1, found) == logits.gather(1, chosen)
-    ours, theirs = (x.where(x >= LEAST_SHARE, 0.0).bfloat16() for x in (our_shares, shares))
-    return bool((same | (shares < LEAST_SHARE)).all()) and same_results(ours, theirs)
+    router = RouterLayer(linear, parts.num_chosen, parts.shares)
+    logits, found, shares = own.logits.contiguous(), torch.empty_like(own.chosen), torch.empty_like(own.shares)
+    addresses = (x.data_ptr() for x in (logits, found, shares))
+    ExpertsKernel(library).choose(router, *addresses, rows=len(logits), threads=1)
+    return router if same_choices(logits, (found, shares), (own.chosen, own.shares)) else None

@@ -21,9 +21,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights, WeightFormat
+from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
+from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products, same_weights
 from rekindle.model.gguf_grids import FileGrid
+from rekindle.model.layer_parts import holds_bf16, is_changed
 from rekindle.model.packed_modules import (
     GATHERED,
     PackedEmbedding,
@@ -35,7 +37,6 @@ from rekindle.model.packed_modules import (
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_hf_hook", "forward")
 # What a layer is packed in, the first that suits it.
 FALLBACKS: dict[WeightFormat, tuple[WeightFormat, ...]] = {
     "bf16": ("bf16",),
@@ -201,7 +202,7 @@ def packed_weights(model: nn.Module) -> Iterator[PackedWeights]:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a module computes nothing but its type's own product, of bf16 weights on the CPU."""
-    if any(module.__dict__.get(name) for name in HOOKS) or getattr(module, "max_norm", None) is not None:
+    if is_changed(module) or getattr(module, "max_norm", None) is not None:
         return False
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     return (
@@ -211,9 +212,8 @@ def is_plain(module: nn.Module) -> bool:
 
 def is_bf16(tensor: torch.Tensor) -> bool:
     """Whether a parameter is nothing but bf16 values, contiguous or those of a placeholder, on the CPU."""
-    plain = type(tensor) is nn.Parameter and type(tensor.data) is torch.Tensor and tensor.layout is torch.strided
     whole = tensor.is_contiguous() or is_placeholder(tensor)
-    return plain and tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16 and whole
+    return holds_bf16(tensor) and tensor.device.type == "cpu" and whole
 
 
 def _places(model: nn.Module) -> Places:

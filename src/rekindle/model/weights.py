@@ -20,7 +20,8 @@ import torch
 
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice, KernelLibrary
-from rekindle.kernels.linear import LinearKernel, PackedWeights, WeightFormat
+from rekindle.kernels.linear import LinearKernel, PackedWeights
+from rekindle.layer_forms import WeightFormat
 from rekindle.model import bnb_linears, experts, packed
 from rekindle.model.adapter import run_model
 from rekindle.model.check_text import text_ids
