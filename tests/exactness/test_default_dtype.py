@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from tests.exactness.rig import Rig, load
 from tests.tiny_models import tiny_model_dir
 
@@ -32,7 +33,7 @@ def test_answers_and_bytes_are_the_same_while_another_model_is_loaded(dtype: str
     alone, beside = Rig(model, num_blocks=16), Rig(model, num_blocks=16)
     expected = alone.generate(IDS, 20).token_ids
     with another_model_loading():
-        plan = AttentionPlan.build([SequenceSpan([0], 0, 4, 0)], model.spec.layout, 4, torch.device("cpu"))
+        plan = AttentionPlan(StepLayout([SequenceSpan([0], 0, 4, 0)], model.spec.layout.block_tokens, 4), "cpu")
         assert plan.worst.dtype == torch.float32, "kernels write so many bytes"
         assert beside.generate(IDS, 20).token_ids == expected
     assert beside.stored(IDS) == alone.stored(IDS)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.spec import Format, KVLayout, LayerSpec
 
 BLOCK_TOKENS = 32
@@ -85,7 +86,7 @@ def step(
         parts = [getattr(r, name)[s.start : s.start + s.num_rows] for s, r in zip(spans, rows, strict=True)]
         dummy = torch.full((num_rows - used, *parts[0].shape[1:]), 3.0, dtype=layer.dtype)
         packed.append(torch.cat([*parts, dummy]))
-    plan = AttentionPlan.build(spans, attention.arena.layout, num_rows, "cpu")
+    plan = AttentionPlan(StepLayout(spans, attention.arena.layout.block_tokens, num_rows), "cpu")
     attention.write(5, packed[1], packed[2], plan)
     out = attention.attend(5, packed[0], plan, **layer.scoring)
     assert not out[used:].any()

@@ -9,7 +9,8 @@ import torch
 
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.plan import TILE, AttentionPlan, ScoreShape, SequenceSpan
+from rekindle.kv.plan import TILE, AttentionPlan, ScoreShape
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from tests.kv.steps import Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -97,7 +98,9 @@ def test_long_contexts_and_threads_do_not_matter(layer):
     rows = Rows.random(layer, num_tokens)
     attention = PagedAttention(KVArena(layer.layout, 290))
     blocks = scattered_blocks(num_tokens, 290)
-    plan = AttentionPlan.build([SequenceSpan(blocks, 0, num_tokens, 0)], layer.layout, num_tokens, "cpu")
+    plan = AttentionPlan(
+        StepLayout([SequenceSpan(blocks, 0, num_tokens, 0)], layer.layout.block_tokens, num_tokens), "cpu"
+    )
     attention.write(5, rows.k, rows.v, plan)
     stored = num_tokens
     (chunk,), _ = step(attention, layer, [SequenceSpan(blocks, num_tokens - 70, 70, stored)], [rows])
@@ -128,7 +131,7 @@ def test_a_window_layer_touches_only_the_tiles_of_its_window():
     blocks = range(100)
     shape = ScoreShape(3, 2, 100, BF16)
     for position, first, num_context in ((2000, 1536, 512), (1640, 1536, 512), (1600, 1024, 1024), (50, 0, 512)):
-        plan = AttentionPlan.build([SequenceSpan(blocks, position, 1, 0)], layout, 4, "cpu")
+        plan = AttentionPlan(StepLayout([SequenceSpan(blocks, position, 1, 0)], layout.block_tokens, 4), "cpu")
         (only,) = plan.ranges(shape)
         assert (only.first, only.num_context) == (first, num_context)
         assert only.blocks[0] == first // 32 and only.blocks[-1] == position // 32
@@ -136,7 +139,7 @@ def test_a_window_layer_touches_only_the_tiles_of_its_window():
 
 def test_ranges_end_at_tiles_and_pieces_cover_them():
     layout = Layer(BF16).layout
-    plan = AttentionPlan.build([SequenceSpan(range(200), 300, 1500, 0)], layout, 1500, "cpu")
+    plan = AttentionPlan(StepLayout([SequenceSpan(range(200), 300, 1500, 0)], layout.block_tokens, 1500), "cpu")
     ranges = plan.ranges(ScoreShape(7, 2, None, BF16))
     assert [(r.first, r.num_context) for r in ranges] == [(0, 512), (0, 1024), (0, 1536), (0, 2048)]
     row = 0

@@ -15,8 +15,9 @@ from rekindle.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import FusedAttention, attention_over
-from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.spec import Format, LayerSpec
 from tests.kernels.native import needs_compiler, runnable
 from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
@@ -159,7 +160,7 @@ def test_a_row_that_is_not_finite_fails_alone(kernels: KernelLibrary, layer: Lay
     assert plan.failed_spans() == [1]
     assert torch.equal(outputs[0], good[0]) and torch.equal(outputs[2], good[2])
     attention.check()
-    zeros = torch.zeros(plan.num_rows, 2, 64, dtype=BF16)
+    zeros = torch.zeros(plan.layout.num_rows, 2, 64, dtype=BF16)
     attention.write(5, zeros, zeros, plan)  # as another layer of the step
     assert plan.failed_spans() == [1]
 
@@ -212,7 +213,7 @@ def test_the_lowest_scores_weigh_as_with_torch(kernels: KernelLibrary, layer: La
 def test_sinks_far_from_the_scores_take_nothing_or_all(kernels: KernelLibrary) -> None:
     layer, blocks = Layer(BF16), [1, 0]
     rows = Rows.random(layer, 40)
-    plan = AttentionPlan.build([SequenceSpan(blocks, 0, 40, 0)], layer.layout, 40, "cpu")
+    plan = AttentionPlan(StepLayout([SequenceSpan(blocks, 0, 40, 0)], layer.layout.block_tokens, 40), "cpu")
     sinks = torch.tensor([-400.0, -3.0, 0.0, 3.0, 400.0, 1e38], dtype=BF16)
     outputs = []
     for attention in (fused(kernels, layer, 2), PagedAttention(KVArena(layer.layout, 2))):
@@ -242,7 +243,7 @@ def test_strided_rows_are_read_where_they_are(kernels: KernelLibrary) -> None:
     plain = Rows.random(layer, 12)
     wanted = in_chunks(fused(kernels, layer, 1), layer, plain, [0], [12])
     attention = fused(kernels, layer, 1)
-    plan = AttentionPlan.build([SequenceSpan([0], 0, 12, 0)], layer.layout, 12, "cpu")
+    plan = AttentionPlan(StepLayout([SequenceSpan([0], 0, 12, 0)], layer.layout.block_tokens, 12), "cpu")
     by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (plain.q, plain.k)]
     every_other = torch.stack([plain.v, plain.v], -1).flatten(-2)[..., ::2]
     attention.write(5, by_head[1], every_other, plan)
@@ -286,7 +287,7 @@ def test_layers_that_do_not_fit_are_left_to_torch(
 def test_misfits_are_refused(kernels: KernelLibrary) -> None:
     layer = Layer(BF16)
     attention = fused(kernels, layer, 1)
-    plan = AttentionPlan.build([SequenceSpan([0], 0, 8, 0)], layer.layout, 8, "cpu")
+    plan = AttentionPlan(StepLayout([SequenceSpan([0], 0, 8, 0)], layer.layout.block_tokens, 8), "cpu")
     q = torch.zeros(8, 6, 64, dtype=BF16)
     with pytest.raises(ValueError, match="for 8 rows"):
         attention.attend(5, q[:4], plan, scaling=1.0)

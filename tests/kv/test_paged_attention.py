@@ -10,8 +10,9 @@ import torch
 
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -144,7 +145,7 @@ def test_a_value_too_large_for_its_native_format_fails_its_request():
 def test_misfits_are_refused():
     layer = Layer(FP32, window=64)
     attention = PagedAttention(KVArena(layer.layout, 2))
-    plan = AttentionPlan.build([SequenceSpan([0], 0, 4, 0)], layer.layout, 4, "cpu")
+    plan = AttentionPlan(StepLayout([SequenceSpan([0], 0, 4, 0)], layer.layout.block_tokens, 4), "cpu")
     q, k = torch.zeros(4, 6, 64), torch.zeros(4, 2, 64)
     with pytest.raises(ValueError, match="window of 64, attention asks for None"):
         attention.attend(5, q, plan, scaling=1.0, window=None)
@@ -175,7 +176,7 @@ def test_misfits_are_refused():
 )
 def test_plans_that_cannot_be_are_refused(spans, num_rows, says):
     with pytest.raises(ValueError, match=says):
-        AttentionPlan.build(spans, Layer(FP32).layout, num_rows, "cpu")
+        AttentionPlan(StepLayout(spans, Layer(FP32).layout.block_tokens, num_rows), "cpu")
 
 
 def test_inference_mode_may_come_and_go():

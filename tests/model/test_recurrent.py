@@ -13,8 +13,7 @@ import torch
 from rekindle.cache.blocks.windows import ABSENT, WindowSlots
 from rekindle.errors import ModelRefused
 from rekindle.kv.arena import KVArena
-from rekindle.kv.plan import SequenceSpan
-from rekindle.kv.states import StatePlan
+from rekindle.kv.step_layout import SequenceSpan, StatePlan
 from rekindle.model.adapter import StepCache
 from rekindle.model.dense_attention import DenseStep
 from rekindle.model.loaded import LoadedModel

@@ -259,7 +259,7 @@ WRITING = (
     one(
         "kernel: spare rows left as they are",
         "kv/fused.py",
-        "        outputs[plan.num_used :].zero_()\n",
+        "        outputs[plan.layout.num_used :].zero_()\n",
         "",
         BITS,
     ),

@@ -22,7 +22,7 @@ STATES = (
     ),
     one(
         "a snapshot of another block loaded",
-        "kv/states.py",
+        "kv/step_layout.py",
         "source = None if position == 0 else rows[(position - 1) // block_tokens - first]",
         "source = None if position == 0 else max(rows)",
         INSIDE,

@@ -61,7 +61,7 @@ WINDOWS: tuple[Mutant, ...] = (
     ),
     one(
         "windows read in the rows of their blocks",
-        "kv/plan.py",
+        "kv/step_layout.py",
         "return self._rows_of(window, np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)",
         "return np.asarray(span.blocks, np.int32)",
         ANY_ORDER,

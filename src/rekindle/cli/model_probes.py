@@ -21,8 +21,9 @@ from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.fused import attention_over
-from rekindle.kv.plan import AttentionPlan, SequenceSpan
+from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loader import loaded_bytes
 from rekindle.model.runner import ModelRunner
@@ -182,7 +183,9 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_to
     for device, library in (("cpu", None), (place.device, place.library)):
         arena = KVArena(layout, num_blocks, device)
         attention = attention_over(arena, library)
-        plan = AttentionPlan.build([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout, NUM_TOKENS, device)
+        plan = AttentionPlan(
+            StepLayout([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout.block_tokens, NUM_TOKENS), device
+        )
         with torch.inference_mode():
             attention.write(layer.index, k.to(device), v.to(device), plan)
             scaling = layer.q_dim**-0.5

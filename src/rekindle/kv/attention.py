@@ -71,8 +71,10 @@ class PagedAttention:
 
     def _refuse_misshapen(self, layer_index: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
         spec = self.arena.layer(layer_index).spec
-        if k.shape != (plan.num_rows, spec.num_kv_heads, spec.k_dim) or v.shape != (*k.shape[:2], spec.v_dim):
-            raise ValueError(f"layer {layer_index}: K {tuple(k.shape)}, V {tuple(v.shape)} for {plan.num_rows} rows")
+        if k.shape != (plan.layout.num_rows, spec.num_kv_heads, spec.k_dim) or v.shape != (*k.shape[:2], spec.v_dim):
+            raise ValueError(
+                f"layer {layer_index}: K {tuple(k.shape)}, V {tuple(v.shape)} for {plan.layout.num_rows} rows"
+            )
 
     def _store_coded(
         self, layer: LayerView, fmt: Format, rotated: Tensor, plan: AttentionPlan, *, sections: tuple[Tensor, ...]
@@ -89,7 +91,7 @@ class PagedAttention:
         self._scatter(layer, section, torch.nan_to_num(stored, nan=0.0, posinf=0.0, neginf=0.0), plan)
 
     def _scatter(self, layer: LayerView, section: Tensor, values: Tensor, plan: AttentionPlan) -> None:
-        if plan.num_written:
+        if plan.layout.num_written:
             chosen = values if plan.written is None else values.index_select(0, plan.written)
             section.index_put_((plan.target_blocks(layer.spec.window), layer.heads, plan.target_offsets), chosen)
 
@@ -135,9 +137,10 @@ class PagedAttention:
             raise ValueError(
                 f"layer {spec.index} has {spec.num_kv_heads} K/V heads of size {spec.q_dim}, queries {tuple(q.shape)}"
             )
-        if len(q) != plan.num_rows or (sinks is not None and sinks.numel() != q.shape[1]):
+        num_rows = plan.layout.num_rows
+        if len(q) != num_rows or (sinks is not None and sinks.numel() != q.shape[1]):
             raise ValueError(
-                f"layer {spec.index}: queries {tuple(q.shape)} for {plan.num_rows} rows, or sinks for other heads"
+                f"layer {spec.index}: queries {tuple(q.shape)} for {num_rows} rows, or sinks for other heads"
             )
         if window != spec.window:
             raise ValueError(f"layer {spec.index} keeps a window of {spec.window}, attention asks for {window}")

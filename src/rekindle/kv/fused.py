@@ -52,8 +52,8 @@ class FusedAttention(PagedAttention):
             layer,
             _rows(k),
             _rows(v),
-            blocks=plan.row_blocks(self.arena.layer(layer_index).spec.window),
-            offsets=plan.row_offsets,
+            blocks=plan.layout.row_blocks(self.arena.layer(layer_index).spec.window),
+            offsets=plan.layout.row_offsets,
             worst=plan.worst.data_ptr(),
             threads=torch.get_num_threads(),
         )
@@ -76,7 +76,7 @@ class FusedAttention(PagedAttention):
         self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
         q, wide_sinks = _dense(q), None if sinks is None else sinks.float().contiguous()
         outputs = q.new_empty(*q.shape[:2], layer.out_dim)
-        outputs[plan.num_used :].zero_()
+        outputs[plan.layout.num_used :].zero_()
         self._kernel.attend(
             layer,
             self.spans_of(plan, window),
@@ -98,8 +98,8 @@ class FusedAttention(PagedAttention):
             self._plan, self._spans = plan, {}
         if window not in self._spans:
             row, spans = 0, []
-            for span in plan.spans:
-                spans.append(Span(plan.context(window, span), span.start, span.num_rows, row))
+            for span in plan.layout.spans:
+                spans.append(Span(plan.layout.context(window, span), span.start, span.num_rows, row))
                 row += span.num_rows
             self._spans[window] = Spans(spans)
         return self._spans[window]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rekindle.kv.arena import KVArena
 from rekindle.kv.coded import CODECS
-from rekindle.kv.plan import SequenceSpan
 from rekindle.kv.q4h import unrotate
+from rekindle.kv.step_layout import SequenceSpan
 from rekindle.spec import Format
 
 

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rekindle.kv.plan import ROW_MULTIPLE, SequenceSpan
+from rekindle.kv.plan import ROW_MULTIPLE
+from rekindle.kv.step_layout import SequenceSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

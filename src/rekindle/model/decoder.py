@@ -68,9 +68,10 @@ class FusedDecoder:
         ):
             return None
         blocks, plan, window = step.paged.layer_blocks(self.spec.index), step.plan, self.spec.window
+        layout = plan.layout
         if all(isinstance(x, torch.Tensor) and 2 * x.shape[-1] == self.spec.k_dim for x in positions):
             positions = tuple(torch.cat((x, x), -1) for x in positions)  # both halves of a head have the same
-        shapes = [(1, plan.num_rows, size) for size in (self.size, self.spec.k_dim, self.spec.k_dim)]
+        shapes = [(1, layout.num_rows, size) for size in (self.size, self.spec.k_dim, self.spec.k_dim)]
         values = (hidden, *positions)
         if blocks is None or keywords.get("attention_mask") is not None or [x.shape for x in values] != shapes:
             return None
@@ -83,7 +84,7 @@ class FusedDecoder:
             self.layer if layer is None else layer,
             blocks,
             kernels.Step(
-                plan.row_blocks(window), plan.row_offsets, plan.worst.data_ptr(), step.paged.spans_of(plan, window)
+                layout.row_blocks(window), layout.row_offsets, plan.worst.data_ptr(), step.paged.spans_of(plan, window)
             ),
             kernels.Activations(hidden.data_ptr(), output.data_ptr(), cos.data_ptr(), sin.data_ptr()),
             self.scoring,

@@ -14,6 +14,7 @@ import torch
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.step_layout import StepLayout
 from rekindle.model.adapter import STEP_KEYWORD, AttentionCall, StepCache, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.check_text import check_tokens
@@ -112,7 +113,7 @@ def _observed(
     device = torch.device(loaded.device)
     steps = [sequence_step(x, 0, table, "last") for x, table in zip(ids.split(LENGTHS), tables, strict=True)]
     batch = ForwardBatch.build(steps, device)
-    plan = AttentionPlan.build(batch.spans, layout, batch.num_rows, device)
+    plan = AttentionPlan(StepLayout(batch.spans, layout.block_tokens, batch.num_rows), device)
     step = _RecordingStep(attention(KVArena(layout, num_blocks, device)), plan)
     seen: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
     handles = [

@@ -16,6 +16,7 @@ from rekindle.kv.attention import PagedAttention
 from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.states import StepStates
+from rekindle.kv.step_layout import StepLayout
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.batch import SequenceStep as SequenceStep
@@ -29,7 +30,7 @@ class PagedStep:
 
     def __init__(self, paged: PagedAttention, plan: AttentionPlan) -> None:
         self.paged, self.plan = paged, plan
-        self.states = StepStates(paged.arena, plan.states) if paged.arena.layout.states else None
+        self.states = StepStates(paged.arena, plan.layout.states) if paged.arena.layout.states else None
 
     def write(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Encode and scatter K and V [rows, kv_heads, dim]."""
@@ -77,9 +78,9 @@ class ModelRunner:
         """
         batch = ForwardBatch.build(steps, self._device, row_multiple=self._row_multiple)
         with torch.inference_mode():
-            plan = AttentionPlan.build(
-                batch.spans, self._arena.layout, batch.num_rows, self._device, self._arena.rows_of
-            )
+            arena = self._arena
+            layout = StepLayout(batch.spans, arena.layout.block_tokens, batch.num_rows, arena.rows_of)
+            plan = AttentionPlan(layout, self._device)
             step = self._step_type(self._paged, plan)
             began = self._clock()
             logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
