@@ -14,10 +14,11 @@ from rekindle.kernels.attention import fits
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.fused import FusedAttention, attention_over
+from rekindle.kv.fused import FusedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.cpu_compute import compute_by
 from rekindle.spec import Format, LayerSpec
 from tests.kernels.native import needs_compiler, runnable
 from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
@@ -81,9 +82,7 @@ def threads() -> Iterator[None]:
 
 
 def fused(kernels: KernelLibrary, layer: Layer, num_blocks: int) -> FusedAttention:
-    attention = attention_over(KVArena(layer.layout, num_blocks), kernels)
-    assert isinstance(attention, FusedAttention)
-    return attention
+    return FusedAttention(KVArena(layer.layout, num_blocks), kernels)
 
 
 def stored_apart(kernels: KernelLibrary, layer: Layer, num_tokens: int) -> tuple[FusedAttention, list[int]]:
@@ -297,5 +296,7 @@ def test_misfits_are_refused(kernels: KernelLibrary) -> None:
         attention.attend(5, q, plan, scaling=1.0, window=8)
 
 
-def test_no_kernels_no_fused_attention() -> None:
-    assert type(attention_over(KVArena(Layer(BF16).layout, 1), None)) is PagedAttention
+def test_no_kernels_no_fused_attention(kernels: KernelLibrary) -> None:
+    arena = KVArena(Layer(BF16).layout, 1)
+    assert type(compute_by(None).attention(arena)) is PagedAttention
+    assert type(compute_by(kernels).attention(arena)) is FusedAttention

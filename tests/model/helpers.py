@@ -11,16 +11,16 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from rekindle.kernels.library import KernelChoice
 from rekindle.kv.arena import KVArena
 from rekindle.model import formats, geometry, recurrent
 from rekindle.model.adapter import register_attention
 from rekindle.model.batch import SequenceStep
-from rekindle.model.experts import use_padded_experts
+from rekindle.model.compute import TorchCompute
 from rekindle.model.fingerprint import fingerprint
 from rekindle.model.formats import native_format
 from rekindle.model.latent import absorb_latents
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.padded_experts import use_padded_experts
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import ModelFacts, ModelSpec
 
@@ -80,7 +80,7 @@ def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int
     layout = formats.layout_of(found, chosen, block_tokens)
     name = type(model).__name__
     spec = ModelSpec("tiny", name, found.vocab_size, 1024, frozenset(), fingerprint(b"", layout), layout, FACTS)
-    return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, KernelChoice(None), ())
+    return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, TorchCompute(), ())
 
 
 class Bench:

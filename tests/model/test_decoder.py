@@ -15,6 +15,7 @@ from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbeddin
 from rekindle.config import ModelSettings
 from rekindle.kernels import library
 from rekindle.kernels.levels import LEVELS
+from rekindle.model.cpu_compute import compute_by
 from rekindle.model.decoder import FusedDecoder, fuse_layers
 from rekindle.model.geometry import probe
 from rekindle.model.load import load_model
@@ -64,7 +65,7 @@ def packed(
     with observed_linears(model) as called:
         probe(model)
     Linears(model, called, kernels).pack(WeightsChoice(weights, "forced"))
-    return replace(in_memory(model, kv=kv), kernels=kernels)
+    return replace(in_memory(model, kv=kv), compute=compute_by(kernels.library))
 
 
 def layers_of(loaded: LoadedModel) -> Any:

@@ -18,9 +18,10 @@ from rekindle.kernels.linear import LinearKernel
 from rekindle.model.gguf_grids import UNPACKED, FileGrid, file_grid
 from rekindle.model.gguf_header import TYPES, TensorEntry
 from rekindle.model.gguf_weights import widened
+from rekindle.model.kept_tensors import placeholder
 from rekindle.model.load import choose_kernels
 from rekindle.model.packed import all_called, observed_linears, pack_codes, pack_linears, packed_weights
-from rekindle.model.packed_modules import PackedEmbedding, placeholder
+from rekindle.model.packed_modules import PackedEmbedding
 from tests.kernels.native import needs_compiler
 
 pytestmark = needs_compiler

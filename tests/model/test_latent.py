@@ -18,7 +18,7 @@ from rekindle.model.formats import LayerFormats
 from rekindle.model.latent import LatentMap, absorb_latents
 from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.loader import loaded_bytes
+from rekindle.model.weights import loaded_bytes
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle_lab.bench.eval.kv import layouts_of
 from tests.kernels.native import needs_compiler

@@ -15,6 +15,8 @@ from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.kernels.library import KernelChoice
 from rekindle.model import checkpoint
+from rekindle.model.compute import TorchCompute
+from rekindle.model.cpu_compute import compute_by
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
@@ -33,11 +35,11 @@ def test_the_kernels_are_those_that_the_setting_names() -> None:
     def load(settings: ModelSettings) -> LoadedModel:
         return load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
 
-    chosen = load(ModelSettings())
-    assert chosen.kernels == choose_kernels(ModelSettings())
+    chosen, kernels = load(ModelSettings()), choose_kernels(ModelSettings())
+    assert chosen.compute == compute_by(kernels.library)
     noted = [note for note in chosen.notes if note.startswith("kernels: ")]
-    assert noted == ([] if chosen.kernels.library is not None else [f"kernels: {chosen.kernels}"])
-    assert load(ModelSettings(kernels="torch")).kernels == KernelChoice(None)
+    assert noted == ([] if kernels.library is not None else [f"kernels: {kernels}"])
+    assert load(ModelSettings(kernels="torch")).compute == TorchCompute()
     assert str(KernelChoice(None, "they are missing", "build them")) == "torch; they are missing; build them"
 
 

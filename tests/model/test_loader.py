@@ -16,9 +16,10 @@ from rekindle.model import checkpoint, experts
 from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.load import load_model, read_config
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.loader import Weights, loaded_bytes
+from rekindle.model.loader import Weights
 from rekindle.model.packed import packed_weights
 from rekindle.model.refusals import quantiser, refuse_by_config
+from rekindle.model.weights import loaded_bytes
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
 from tests.quantised_models import change_config, quantised_dir
@@ -170,12 +171,12 @@ def test_bytes_of_tensors_inside_a_subclass_are_counted() -> None:
 
 def test_weights_that_are_larger_than_memory_once_they_are_loaded_are_refused() -> None:
     model = nn.Linear(1 << 20, 1 << 21, bias=False, device="meta")
-    assert Weights(model, (), 8 << 40, 8 << 40).size_notes("cpu", "native") == []
+    assert Weights(model, (), 8 << 40, 8 << 40).size_notes("cpu", "native", 8 << 40) == []
     with pytest.raises(ModelRefused, match=r"take 8,796,093,022,208 bytes, .* by fp8 is widened here, on cpu"):
-        Weights(model, (), 1 << 40, 8 << 40, "what is quantised by fp8").size_notes("cpu", "native")
+        Weights(model, (), 1 << 40, 8 << 40, "what is quantised by fp8").size_notes("cpu", "native", 8 << 40)
 
 
 def test_a_checkpoint_that_is_only_wider_says_so() -> None:
     model = nn.Linear(4, 4, bias=False)
-    notes = Weights(model, (), 32, 64).size_notes("cpu", "native")
+    notes = Weights(model, (), 32, 64).size_notes("cpu", "native", 64)
     assert notes == ["weights: some weights were loaded wider than stored"]

@@ -17,9 +17,10 @@ from rekindle.kernels.experts import ExpertsKernel, MixtureLayer
 from rekindle.kernels.levels import LEVELS
 from rekindle.kernels.linear import LinearKernel
 from rekindle.layer_forms import WeightFormat
-from rekindle.model.experts import EXPERTS_NAME, FUSED_NAME, each_padded, pack_experts, padded_experts
+from rekindle.model.experts import pack_experts
 from rekindle.model.layer_parts import mixture_parts
 from rekindle.model.mixtures import fuse_experts, mixture_layer
+from rekindle.model.padded_experts import EXPERTS_NAME, FUSED_NAME, each_padded, padded_experts
 from rekindle.model.selftest import self_test
 from tests.kernels.native import built, needs_compiler
 from tests.model.helpers import in_memory

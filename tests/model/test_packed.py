@@ -18,7 +18,8 @@ from transformers.pytorch_utils import Conv1D
 from rekindle.config import ModelSettings
 from rekindle.kernels.linear import LinearKernel
 from rekindle.layer_forms import WeightFormat
-from rekindle.model.experts import pack_experts, padded_experts
+from rekindle.model.compute import BY_TORCH
+from rekindle.model.experts import pack_experts
 from rekindle.model.geometry import probe
 from rekindle.model.load import load_model
 from rekindle.model.packed import (
@@ -28,6 +29,7 @@ from rekindle.model.packed import (
     release_files,
 )
 from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
+from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from tests.kernels.native import built, needs_compiler, runnable
@@ -406,8 +408,8 @@ def test_the_bundled_model_generates_with_the_kernels_that_are_set(kernels: Any)
         return load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
 
     loaded = model(kernels)
-    assert (count(loaded.model, PackedLinear) > 0) == (loaded.kernels.library is not None)
-    assert (count(loaded.model, nn.Linear) == 0) == (loaded.kernels.library is not None)
+    assert (count(loaded.model, PackedLinear) > 0) == (loaded.compute.level != BY_TORCH)
+    assert (count(loaded.model, nn.Linear) == 0) == (loaded.compute.level != BY_TORCH)
     ids = random_ids(60)
     (ours,), (theirs,) = Bench(loaded).forward(("a", ids)), Bench(model("torch")).forward(("a", ids))
     p, q = theirs.log_softmax(-1), ours.log_softmax(-1)

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from rekindle.config import ModelSettings
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
+from rekindle.model.compute import TorchCompute
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
@@ -211,7 +212,7 @@ def test_a_model_that_torch_computes_has_no_file(model_dir: Callable[..., Path],
     assert load(model_dir("llama", "bf16"), tmp_path, kernels="torch").unsaved is None
     assert load(model_dir("llama"), tmp_path).unsaved is None
     first_start(model_dir("llama", "bf16"), tmp_path)
-    assert load(model_dir("llama", "bf16"), tmp_path, kernels="torch").kernels == KernelChoice(None)
+    assert load(model_dir("llama", "bf16"), tmp_path, kernels="torch").compute == TorchCompute()
 
 
 def test_the_decision_of_auto_is_mapped_too(model_dir: Callable[..., Path], tmp_path: Path) -> None:

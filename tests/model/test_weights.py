@@ -26,7 +26,6 @@ from rekindle.model.check_text import OWN_TEXT
 from rekindle.model.compare import checked_rows, same_products
 from rekindle.model.divergence import Divergence, divergence
 from rekindle.model.experts import packed_weights as packed_expert_weights
-from rekindle.model.experts import padded_experts
 from rekindle.model.geometry import probe
 from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
@@ -36,6 +35,7 @@ from rekindle.model.packed import (
     pack_linears,
     packed_weights,
 )
+from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors
 from rekindle.model.weights import Linears, Weights, WeightsChoice, check_ids, verdict

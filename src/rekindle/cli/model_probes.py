@@ -20,14 +20,14 @@ from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
-from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.cpu_compute import compute_by
 from rekindle.model.load import choose_kernels, load_model
-from rekindle.model.loader import loaded_bytes
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
+from rekindle.model.weights import loaded_bytes
 from rekindle.spec import KVLayout, LayerSpec
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_to
     outputs, arenas = [], []
     for device, library in (("cpu", None), (place.device, place.library)):
         arena = KVArena(layout, num_blocks, device)
-        attention = attention_over(arena, library)
+        attention = compute_by(library).attention(arena)
         plan = AttentionPlan(
             StepLayout([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout.block_tokens, NUM_TOKENS), device
         )

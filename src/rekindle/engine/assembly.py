@@ -44,9 +44,9 @@ from rekindle.errors import StoreRefused
 from rekindle.kernels import allocator
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
+from rekindle.model.compute import Unsaved
 from rekindle.model.loaded import Promise
 from rekindle.model.sampling_defaults import SamplingDefaults
-from rekindle.model.weights_file import UnsavedWeights
 from rekindle.spec import ModelSpec
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
 from rekindle.store.room import OnLost
@@ -97,7 +97,7 @@ class Computing:
     sampling: SamplingDefaults
     new_core: Callable[[Around], Core]
     new_constraints: Callable[[PromptEncoder, ReplyFormat], ReplyConstraints | BackendConstraints]
-    unsaved: UnsavedWeights | None = None
+    unsaved: Unsaved | None = None
     backend: Backend | None = None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from rekindle.model.weights_file import UnsavedWeights
+from rekindle.model.compute import Unsaved
 from rekindle.worker import Worker
 
 STOP_S = 5.0
@@ -16,7 +16,7 @@ STOP_S = 5.0
 class WeightsWriter:
     """Writes once. An unfinished file is removed, at the latest by the next writer."""
 
-    def __init__(self, unsaved: UnsavedWeights) -> None:
+    def __init__(self, unsaved: Unsaved) -> None:
         stopped = self._stopped = threading.Event()
         self._worker = Worker(
             "packed-weights", lambda: unsaved.save(is_stopped=stopped.is_set), on_death=lambda death: None

@@ -8,43 +8,17 @@ back are here. Nothing is rounded on the way. `grid4` has codes from 0 to 15 and
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.kernels.weight_memory import aligned_memory
-from rekindle.layer_forms import GridFormat
+from rekindle.layer_forms import GROUP, Grid, GridFormat
 
-GROUP = 32  # values with one step
-ZERO = 128  # the code of 0 in grid8
 PANEL, STRIP, BLOCK, WORD = 64, 16, 64, 4  # columns, columns, steps of depth, bytes
 GROUPS = BLOCK // GROUP
 CODE_BYTES: dict[GridFormat, int] = {"grid4": PANEL * BLOCK // 2, "grid8": PANEL * BLOCK}
 KINDS: dict[GridFormat, int] = {"grid4": 2, "grid8": 1}  # of fp16 numbers: steps, and offsets
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Some columns of weights: codes (uint8, [columns, depth]), steps and offsets (fp16, [columns, depth / 32]).
-
-    `offsets`: None in grid8.
-    """
-
-    codes: np.ndarray
-    steps: np.ndarray
-    offsets: np.ndarray | None = None
-
-    @property
-    def format(self) -> GridFormat:
-        """The format that holds it."""
-        return "grid8" if self.offsets is None else "grid4"
-
-    def values(self) -> np.ndarray:
-        """What the codes stand for, rounded to fp32 once or, with offsets, twice: [columns, depth]."""
-        steps, zero = np.repeat(self.steps.astype(np.float32), GROUP, axis=1), ZERO if self.offsets is None else 0
-        found: np.ndarray = (self.codes.astype(np.float32) - zero) * steps
-        return found if self.offsets is None else found + np.repeat(self.offsets.astype(np.float32), GROUP, axis=1)
 
 
 def pack_grid(kernel: LinearKernel, grids: Iterable[Grid], *, columns: int, depth: int) -> PackedWeights:

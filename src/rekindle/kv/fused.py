@@ -18,11 +18,6 @@ from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 
 
-def attention_over(arena: KVArena, kernels: KernelLibrary | None) -> PagedAttention:
-    """Attention over an arena by these kernels, by torch alone if there are none."""
-    return PagedAttention(arena) if kernels is None else FusedAttention(arena, kernels)
-
-
 class FusedAttention(PagedAttention):
     """Attention of one model over one arena in the CPU's memory, on the thread that owns both."""
 

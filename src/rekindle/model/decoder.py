@@ -20,8 +20,9 @@ from rekindle.kernels import decoder as kernels
 from rekindle.kernels.attention import Scoring
 from rekindle.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
 from rekindle.kernels.experts import ExpertsKernel, MixtureLayer
-from rekindle.kv.fused import FusedAttention, attention_over
+from rekindle.kv.fused import FusedAttention
 from rekindle.model.adapter import STEP_KEYWORD
+from rekindle.model.cpu_compute import KernelCompute
 from rekindle.model.fused_modules import fuse_modules, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.layer_parts import LayerParts, MlpParts, layer_parts, may_be_layer
 from rekindle.model.loaded import LoadedModel
@@ -98,15 +99,15 @@ def fuse_layers(loaded: LoadedModel) -> int:
 
     Norms and MLPs elsewhere in the model are fused by themselves.
     """
-    library = loaded.kernels.library
-    if library is None:
+    if not isinstance(loaded.compute, KernelCompute):
         return 0
+    library = loaded.compute.library
     kernel, fused = DecoderKernel(library), list[FusedDecoder]()
     fuse_experts(loaded.model, ExpertsKernel(library))
     modules = [module for module in loaded.model.modules() if may_be_layer(module, is_packed)]
     inside = set[int]()
     with torch.inference_mode():
-        for module, seen in observed(loaded, modules, lambda arena: attention_over(arena, library)).items():
+        for module, seen in observed(loaded, modules).items():
             found = _agreeing(seen, loaded, kernel)
             if found is not None:
                 fused.append(found)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.kernels.grids import GROUP, ZERO, Grid, pack_grid
-from rekindle.kernels.linear import LinearKernel, PackedWeights
+from rekindle.layer_forms import GROUP, ZERO, Grid
 from rekindle.model.gguf_header import TensorEntry
 
 PART_VALUES = 1 << 22
@@ -30,12 +29,8 @@ class FileGrid:
     entry: TensorEntry
     order: np.ndarray | None = None
 
-    def pack(self, kernel: LinearKernel) -> PackedWeights:
-        """The codes in the form the kernels read."""
-        columns, depth = self.entry.shape
-        return pack_grid(kernel, self._parts(), columns=columns, depth=depth)
-
-    def _parts(self) -> Iterator[Grid]:
+    def parts(self) -> Iterator[Grid]:
+        """The codes of rows that follow each other, read when they are asked for; all but the last of 64 rows each."""
         rows, depth = self.entry.shape
         row_bytes, step = (self.entry.end - self.entry.begin) // rows, max(PANEL, PART_VALUES // depth // PANEL * PANEL)
         if self.order is not None:

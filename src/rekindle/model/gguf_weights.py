@@ -22,7 +22,7 @@ from torch import nn
 
 from rekindle.model.gguf_grids import FileGrid, file_grid
 from rekindle.model.gguf_header import GgufHeader, TensorEntry
-from rekindle.model.packed_modules import placeholder
+from rekindle.model.kept_tensors import placeholder
 
 PIECE_VALUES = 1 << 22  # of an embedding, which are widened together
 WHOLE_ROWS = ("token_embd.weight", "output.weight")  # llama.cpp stores their rows as they are

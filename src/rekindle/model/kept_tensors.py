@@ -1,20 +1,27 @@
 """The tensors that a model's files hold, as what a later start needs in place of those files.
 
-Owns how a tensor becomes bytes and is one again, and which tensors have their values in packed weights: those whose
-memory is a placeholder's.
+Owns how a tensor becomes bytes and is one again, and which tensors have their values in packed weights: placeholders.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from rekindle.model.packed_modules import is_placeholder
-from rekindle.model.weights_file import PlainTensor
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainTensor:
+    """A tensor by torch's name of its dtype; `memory`: its bytes, None if its values are in packed weights."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    memory: np.ndarray | None
 
 
 def kept_tensors(model: Any, names: Iterable[str]) -> dict[str, PlainTensor]:
@@ -50,3 +57,18 @@ def _buffer(memory: np.ndarray) -> Any:
     buffer = kind.from_address(memory.ctypes.data)
     buffer.memory = memory
     return buffer
+
+
+def placeholder(weight: torch.Tensor) -> nn.Parameter:
+    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory.
+
+    On the CPU if the weights are nowhere (meta).
+    """
+    device = "cpu" if weight.is_meta else weight.device
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=device)
+    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
+
+
+def is_placeholder(weight: torch.Tensor) -> bool:
+    """Whether a tensor is a placeholder: of all its values only one is there."""
+    return weight.numel() > 1 and not any(weight.stride())

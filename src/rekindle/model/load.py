@@ -24,6 +24,7 @@ from rekindle.kernels.linear import LinearKernel
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, packed, recurrent, trial, weights
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.auto_formats import auto_formats
+from rekindle.model.cpu_compute import compute_by
 from rekindle.model.decoder import fuse_layers
 from rekindle.model.described import end_ids, generation_config
 from rekindle.model.device import check_device
@@ -38,11 +39,12 @@ from rekindle.model.fingerprint import (
 from rekindle.model.gguf_weights import shown_grids, widened
 from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.loader import Weights, gguf_dtype, load_weights, loaded_bytes
+from rekindle.model.loader import Weights, gguf_dtype, load_weights
 from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.saved_weights import ReadyWeights, SavedWeights
 from rekindle.model.selftest import self_test
+from rekindle.model.weights import loaded_bytes
 from rekindle.spec import ModelFacts, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -72,8 +74,7 @@ def load_model(
     rope, longest = geometry.rope_regime(config, max_context)
     directory = source.fetch()
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
-    tokenizer = tokenizer_digest(directory, digests)
-    inputs = _inputs(directory, digests, config=config, rope=rope, tokenizer=tokenizer)
+    inputs = _inputs(directory, digests, config=config, rope=rope, tokenizer=tokenizer_digest(directory, digests))
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, inputs)
     loaded, saved, ready, found, called = _loaded_and_probed(directory, config, saved, compute_dtype)
     model, settings = loaded.model, saved.settings
@@ -83,7 +84,7 @@ def load_model(
         chosen = _choose(linears, saved.setting, directory, longest, decision)
         ready = saved.pack(linears, chosen, ready.notes, loaded.names, loaded.grids)
     notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
-    notes += tuple(loaded.size_notes(settings.device, ready.weights))
+    notes += tuple(loaded.size_notes(settings.device, ready.weights, loaded_bytes(model)))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     known = inputs(dtype=found.dtype, weight_format=ready.weights)
     spec = ModelSpec(
@@ -97,7 +98,8 @@ def load_model(
         facts=_facts(model, config, directory, num_parameters=loaded.num_parameters, weights=ready.weights),
         made_from=shown_inputs(known),
     )
-    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, kernels, notes)
+    compute = compute_by(kernels.library)
+    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, compute, notes)
     return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
 
 
@@ -232,7 +234,7 @@ def _proved(
 ) -> LoadedModel:
     """Return the model in its final formats, proved now or, under the same conditions, at an earlier start."""
     identity = draft.spec.fingerprint
-    proofs = ProofCache(format_map_dir, identity, settings, draft.spec.layout.block_tokens, draft.kernels)
+    proofs = ProofCache(format_map_dir, identity, settings, draft.spec.layout.block_tokens, draft.compute)
     proof = proofs.read()
     if proof is None:
         with refusing(f"the trial forward of {draft.spec.architecture} failed"):

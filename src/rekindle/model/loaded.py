@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from rekindle.kernels.library import KernelChoice
 from rekindle.kv.plan import ROW_MULTIPLE
+from rekindle.model.compute import Compute, Unsaved
 from rekindle.model.formats import LayerFormats
-from rekindle.model.weights_file import UnsavedWeights
 from rekindle.spec import ModelSpec
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
@@ -31,7 +30,7 @@ class LoadedModel:
     dtype: torch.dtype
     promise: Promise
     formats: tuple[LayerFormats, ...]
-    kernels: KernelChoice
+    compute: Compute
     notes: tuple[str, ...]  # for the banner
     row_multiple: int = ROW_MULTIPLE  # of the rows of a step
-    unsaved: UnsavedWeights | None = None  # to be written to a file for later starts
+    unsaved: Unsaved | None = None  # to be written to a file for later starts

@@ -20,16 +20,16 @@ from transformers.utils import logging as transformers_logging
 
 from rekindle.config import ModelSettings, show_bytes
 from rekindle.errors import ModelRefused
-from rekindle.model import bnb_linears, checkpoint, experts, gguf, gguf_weights, packed
+from rekindle.model import bnb_linears, checkpoint, gguf, gguf_weights
 from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.checkpoint_form import DECOMPRESSED, CheckpointForm
 from rekindle.model.device import total_bytes
 from rekindle.model.gguf_config import ARCHITECTURE
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.gguf_header import GgufHeader
-from rekindle.model.kept_tensors import as_tensors
+from rekindle.model.kept_tensors import PlainTensor, as_tensors
+from rekindle.model.padded_experts import use_padded_experts
 from rekindle.model.refusals import WHAT_FITS, first_line, refusing
-from rekindle.model.weights_file import PlainTensor
 
 BYTES_SLACK = 1.05  # tied weights and small buffers
 
@@ -57,14 +57,14 @@ class Weights:
         """Whether it took more memory than its files."""
         return self.wide_bytes > self.expected_bytes * BYTES_SLACK
 
-    def size_notes(self, device: str, weights: str) -> list[str]:
+    def size_notes(self, device: str, weights: str, took: int) -> list[str]:
         """Say why the weights take, or took, more than their files; ModelRefused if it is more than there is.
 
-        `weights`: the format in which they are packed.
+        `weights`: the format in which they are packed; `took`: their bytes in it.
         """
         if not self.is_wider:
             return []
-        took, most = loaded_bytes(self.model), total_bytes(device)
+        most = total_bytes(device)
         why = "some weights were loaded wider than stored"
         if self.quantised is not None and weights == "codes":
             why = f"{self.quantised} has codes of 4 or 8 bits here, with a step for every 32"
@@ -126,13 +126,13 @@ def load_weights(
     model.eval()
     bnb_linears.avoid_unfit_kernels(model)
     if settings.device == "cpu":
-        experts.use_padded_experts(model)
+        use_padded_experts(model)
     notes += [*form.notes(), *check_loaded(model, report)]
     return Weights(
         model=model,
         notes=tuple(notes),
         expected_bytes=form.expected_bytes(model.dtype),
-        wide_bytes=loaded_bytes(model),
+        wide_bytes=storage_bytes(model, {}),
         quantised=form.words,
         num_parameters=model.num_parameters(),
         names=tuple(state or ()),
@@ -240,10 +240,9 @@ def check_loaded(model: Any, report: dict[str, Any]) -> list[str]:
     return [f"{len(unexpected)} tensors of the checkpoint are not used, first {unexpected[0]}"] if unexpected else []
 
 
-def loaded_bytes(model: Any) -> int:
-    """Bytes of all parameters, of packed weights and of what bitsandbytes keeps next to its own, each storage once."""
-    found = {each.address: each.num_bytes for each in packed.packed_weights(model)}
-    found |= {each.address: each.num_bytes for each in experts.packed_weights(model)}
+def storage_bytes(model: Any, others: Mapping[int, int]) -> int:
+    """Bytes of all parameters, of what bitsandbytes keeps next to its own, and of `others` by address, each once."""
+    found = dict(others)
     scales = (scale for layer in bnb_linears.layers(model) for scale in bnb_linears.scales(layer))
     for tensor in (*model.parameters(), *scales):
         for part in _plain(tensor):

@@ -19,10 +19,10 @@ from rekindle.kernels.experts import Choice, ExpertsKernel, ExpertsLayer, Mixtur
 from rekindle.kernels.library import KernelLibrary
 from rekindle.kernels.linear import Linear, LinearKernel
 from rekindle.model.compare import random_rows, same_choices, same_in_8_bits, same_products, same_results
-from rekindle.model.experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
 from rekindle.model.layer_parts import SHARE_FORMATS, MixtureParts, Routed, RouterParts, gate_of, is_changed
 from rekindle.model.packed import is_bf16, pack
 from rekindle.model.packed_modules import multiply
+from rekindle.model.padded_experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
 
 log = logging.getLogger(__name__)
 UP, DOWN = "gate_up_proj", "down_proj"

@@ -1,11 +1,10 @@
 """What layers' own code does in a step over blocks: observed once, to be held against what a device makes of them.
 
-Knows no kernels: what computes attention meanwhile is handed in.
+Knows no kernels: attention is computed as it will be in a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,18 +91,14 @@ class _RecordingStep(PagedStep):
         return super().attend(call)
 
 
-def observed(
-    loaded: LoadedModel, modules: list[Any], attention: Callable[[KVArena], PagedAttention]
-) -> dict[Any, tuple[Observation, ...]]:
+def observed(loaded: LoadedModel, modules: list[Any]) -> dict[Any, tuple[Observation, ...]]:
     """What modules do at the first positions and at the last ones; those that did it at both."""
     last = loaded.spec.max_context - max(LENGTHS)
-    first_ones, last_ones = (_observed(loaded, modules, attention, start) for start in (0, max(last, 0)))
+    first_ones, last_ones = (_observed(loaded, modules, start) for start in (0, max(last, 0)))
     return {each: (first_ones[each], last_ones[each]) for each in modules if each in first_ones and each in last_ones}
 
 
-def _observed(
-    loaded: LoadedModel, modules: list[Any], attention: Callable[[KVArena], PagedAttention], start: int
-) -> dict[Any, Observation]:
+def _observed(loaded: LoadedModel, modules: list[Any], start: int) -> dict[Any, Observation]:
     """Run a few sequences through the model's own code, as if they began at position `start`.
 
     Layers whose K and V another layer attends to are left out: that one finds them where their own code leaves them.
@@ -114,7 +109,7 @@ def _observed(
     steps = [sequence_step(x, 0, table, "last") for x, table in zip(ids.split(LENGTHS), tables, strict=True)]
     batch = ForwardBatch.build(steps, device)
     plan = AttentionPlan(StepLayout(batch.spans, layout.block_tokens, batch.num_rows), device)
-    step = _RecordingStep(attention(KVArena(layout, num_blocks, device)), plan)
+    step = _RecordingStep(loaded.compute.attention(KVArena(layout, num_blocks, device)), plan)
     seen: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
     handles = [
         module.register_forward_hook(lambda *values: seen.append(values), with_kwargs=True)  # module, args, ..., output

@@ -21,18 +21,18 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from rekindle.kernels.grids import pack_grid
 from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
 from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products, same_weights
 from rekindle.model.gguf_grids import FileGrid
+from rekindle.model.kept_tensors import is_placeholder, placeholder
 from rekindle.model.layer_parts import holds_bf16, is_changed
 from rekindle.model.packed_modules import (
     GATHERED,
     PackedEmbedding,
     PackedLinear,
     PackedModule,
-    is_placeholder,
-    placeholder,
 )
 
 log = logging.getLogger(__name__)
@@ -271,7 +271,9 @@ def _replace(
         first = packed_linear(linears[0], kernel, weight_format)
         weights, weight = first.packed, first.weight
     else:
-        weights, weight = grid.pack(kernel), placeholder(users[0].weight)
+        columns, depth = grid.entry.shape
+        weights = pack_grid(kernel, grid.parts(), columns=columns, depth=depth)
+        weight = placeholder(users[0].weight)
     replacements: list[PackedLinear | PackedEmbedding] = []
     replaced = users if weights.format in GATHERED else linears
     for old in replaced:

@@ -112,18 +112,3 @@ def multiply(
             threads=torch.get_num_threads(),
         )
     return out
-
-
-def placeholder(weight: torch.Tensor) -> nn.Parameter:
-    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory.
-
-    On the CPU if the weights are nowhere (meta).
-    """
-    device = "cpu" if weight.is_meta else weight.device
-    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=device)
-    return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
-
-
-def is_placeholder(weight: torch.Tensor) -> bool:
-    """Whether a tensor is a placeholder: of all its values only one is there."""
-    return weight.numel() > 1 and not any(weight.stride())

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from rekindle.config import ModelSettings
-from rekindle.kernels.library import KernelChoice
+from rekindle.model.compute import Compute
 from rekindle.model.fingerprint import write_json
 from rekindle.model.loaded import Promise
 
@@ -46,12 +46,12 @@ class ProofCache:
         identity: bytes,
         settings: ModelSettings,
         block_tokens: int,
-        kernels: KernelChoice,
+        compute: Compute,
     ) -> None:
         self._path: Path | None = None
         if directory is not None:
             where = {
-                **circumstances(settings.device, kernels),
+                **circumstances(settings.device, compute),
                 "threads": torch.get_num_threads(),
                 "device": settings.device,
                 "kv": settings.kv,
@@ -75,7 +75,7 @@ class ProofCache:
             write_json(self._path, asdict(proof))
 
 
-def circumstances(device: str, kernels: KernelChoice) -> dict[str, Any]:
+def circumstances(device: str, compute: Compute) -> dict[str, Any]:
     """What any proof depends on in addition to the model: code, versions, processor, kernels."""
     on_gpu = torch.device(device).type == "cuda"
     return {
@@ -85,7 +85,7 @@ def circumstances(device: str, kernels: KernelChoice) -> dict[str, Any]:
         "quantisers": {name: _version(name) for name in QUANTISERS},
         "machine": platform.machine(),
         "processor": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
-        "kernels": [kernels.level, kernels.library.digest if kernels.library is not None else None],
+        "kernels": [compute.level, compute.digest],
     }
 
 

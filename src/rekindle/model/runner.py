@@ -13,7 +13,6 @@ import torch
 
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.fused import attention_over
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.states import StepStates
 from rekindle.kv.step_layout import StepLayout
@@ -67,7 +66,7 @@ class ModelRunner:
         self._model = loaded.model
         self._arena = arena
         self._row_multiple = loaded.row_multiple
-        self._paged = attention_over(arena, loaded.kernels.library)
+        self._paged = loaded.compute.attention(arena)
         self._device = torch.device(loaded.device)
         self.failed_steps: tuple[int, ...] = ()  # of the last forward: steps whose KV or logits were not finite
 

@@ -21,6 +21,7 @@ from rekindle.config import ModelSettings
 from rekindle.kernels.library import KernelChoice
 from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model import experts, packed
+from rekindle.model.cpu_compute import compute_by
 from rekindle.model.fingerprint import model_identity
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.kept_tensors import kept_tensors
@@ -140,7 +141,7 @@ class SavedWeights:
         if self.directory is None or self.settings.map_weights == "off":
             return None
         identity = model_identity(self.inputs(dtype=dtype, weight_format=chosen.weights))
-        conditions = json.dumps(circumstances(self.settings.device, self.kernels), sort_keys=True)
+        conditions = json.dumps(circumstances(self.settings.device, compute_by(self.kernels.library)), sort_keys=True)
         key = hashlib.blake2b(identity + conditions.encode(), digest_size=16).hexdigest()
         family = hashlib.blake2b(f"{chosen.weights} {self.source}".encode(), digest_size=8).hexdigest()
         return WeightsFile(self.directory, family, key)

@@ -28,6 +28,7 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import ATTENTION_NAME, AttentionCall
 from rekindle.model.batch import SequenceStep
 from rekindle.model.check_text import checked_ids
+from rekindle.model.compute import BY_TORCH
 from rekindle.model.divergence import row_divergences
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.own_attention import OWN_NAME, OwnPass, distances, own_logits, register_own_attention
@@ -88,7 +89,7 @@ def _judge(loaded: LoadedModel, what: str, ours: float, own: float, least: float
 
 def _remedy(loaded: LoadedModel) -> str:
     """What may serve the model: kernels that do not compute, and roundings that are not made."""
-    ways = ["kernels=torch computes without our kernels"] if loaded.kernels.library is not None else []
+    ways = ["kernels=torch computes without our kernels"] if loaded.compute.level != BY_TORCH else []
     if loaded.dtype not in LEAST:
         ways.append("dtype=fp32 without roundings to 16 bits")
     if not ways:

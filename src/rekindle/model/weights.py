@@ -29,6 +29,7 @@ from rekindle.model.dense_attention import DenseStep
 from rekindle.model.divergence import Divergence, divergence
 from rekindle.model.fingerprint import write_json
 from rekindle.model.gguf_grids import FileGrid
+from rekindle.model.loader import storage_bytes
 
 Weights = Literal["native", "int8", "int4", "bnb-4bit", "bnb-8bit"]
 Held = Weights | Literal["codes"]  # those of a file, which are what `native` means of it
@@ -206,3 +207,9 @@ def check_ids(directory: Path, max_context: int) -> torch.Tensor:
     ids = text_ids(directory)
     count = min(len(ids), MOST_TOKENS, max_context)
     return ids[: max(count // 4 * 4, 1)]
+
+
+def loaded_bytes(model: Any) -> int:
+    """Bytes of all parameters, of packed weights and of what bitsandbytes keeps next to its own, each storage once."""
+    held = (*packed.packed_weights(model), *experts.packed_weights(model))
+    return storage_bytes(model, {each.address: each.num_bytes for each in held})

@@ -35,6 +35,7 @@ import numpy as np
 
 from rekindle.kernels.linear import FORMATS, PackedWeights
 from rekindle.kernels.weight_memory import ALIGNMENT
+from rekindle.model.kept_tensors import PlainTensor
 
 log = logging.getLogger(__name__)
 MAGIC, FORM = b"rkpacked", 2
@@ -48,15 +49,6 @@ SPARE_SHARE = 2  # a file may take half of the free space
 
 class DamagedFile(ValueError):
     """Why a file of weights cannot be used."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlainTensor:
-    """A tensor by torch's name of its dtype; `memory`: its bytes, None if its values are in packed weights."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    memory: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
