@@ -86,6 +86,8 @@ def _described(member: Any) -> str:
     lines = [_signature(head, node.name)] if head is not None else []
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
+            if isinstance(each.value, ast.Call) and ast.unparse(each.value.func) == "_parameter":
+                each.value = each.value.args[0]  # its default; the rest of its row is for bodies
             lines.append(ast.unparse(each))
     shown = f"```text\n{chr(10).join(lines)}\n```\n\n" if lines else ""
     where = f"`{name.removesuffix('.' + node.name)}`\n\n" if name != node.name and "cache" not in name else ""

@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
+from rekindle.model.params import BODIES, PARAMETERS, SamplingParams
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits
 from rekindle.server.gate.caller import Caller
@@ -212,6 +213,27 @@ RESPONSES: dict[str, list[Any]] = {
 }
 
 
+# A value for each sampling parameter other than its default, as JSON has it.
+DRAWN: dict[str, Any] = {
+    "max_tokens": 7,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 5,
+    "seed": 3,
+    "stop": ["END"],
+    "min_p": 0.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"17": 2.0},
+    "logprobs": 2,
+    "prompt_logprobs": 3,
+    "stop_token_ids": [4],
+    "ignore_eos": True,
+    "min_tokens": 2,
+}
+
+
 def chat(**given: Any) -> GenerationRequest:
     return parse_chat({"messages": SAID, **given}, Caller()).requests[0]
 
@@ -250,6 +272,18 @@ def test_nothing_that_changes_nothing_is_refused() -> None:
         except BadRequest as error:
             refused.append((dialect, name, value, str(error)))
     assert not refused
+
+
+def test_every_sampling_parameter_reaches_the_engine() -> None:
+    wanted = SamplingParams(**DRAWN | {"logit_bias": ((17, 2.0),)})
+    assert DRAWN.keys() == PARAMETERS.keys()
+    assert all(getattr(wanted, name) != getattr(SamplingParams(), name) for name in PARAMETERS)
+    assert text(**DRAWN).params == wanted
+    assert chat(**DRAWN | {"logprobs": True, "top_logprobs": 2}).params == wanted
+    for name in BODIES["responses"]:
+        assert getattr(response(**{name: DRAWN[name]}).params, name) == getattr(wanted, name), name
+    session = sampling_of(SamplingOptions.model_validate({name: DRAWN[name] for name in BODIES["sessions"]}))
+    assert session == {name: getattr(wanted, name) for name in BODIES["sessions"]}
 
 
 @pytest.mark.parametrize("dialect", ["chat", "text"])

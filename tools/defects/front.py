@@ -36,15 +36,15 @@ FRONTS: tuple[Mutant, ...] = (
     one(
         "a front that sends neutral parameters to servers that may not know them",
         CALLS,
-        'if self.kind == "vllm" or getattr(params, name) != getattr(NEUTRAL, name):',
+        "if is_needed or getattr(params, name) != getattr(NEUTRAL, name):",
         "if name:",
         NOT_VLLM,
     ),
     one(
         "a front that leaves vLLM to the model's own parameters",
         CALLS,
-        'if self.kind == "vllm" or getattr(params, name) != getattr(NEUTRAL, name):',
-        "if getattr(params, name) != getattr(NEUTRAL, name):",
+        'known.openai or (known.makers and self.kind == "vllm")',
+        "known.openai",
         f"{FAILURES}::test_a_foreign_server_is_enough",
     ),
     one(

@@ -70,8 +70,8 @@ class ModelSettings:
     sampling: Literal["model", "openai"] = setting(
         "model",
         "where the sampling of requests that do not say comes from: the model's makers, or OpenAI's habits alone",
-        detail="`model` takes temperature, `top_k`, `top_p`, `min_p` and `repetition_penalty` of "
-        "generation_config.json or of a GGUF file. [http.md](http.md#requests) says what applies to the rest.",
+        detail="`model` takes what generation_config.json or a GGUF file has of it. [http.md](http.md#requests) says "
+        "which parameters these are, and what applies to the rest.",
     )
     threads: int | None = setting(
         None,

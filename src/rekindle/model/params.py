@@ -1,14 +1,15 @@
-"""Sampling parameters: names, ranges, defaults. Each default is written here, once.
+"""The table of sampling parameters: names, types, defaults, ranges, meanings, and which APIs take them.
 
-Ids are checked against the vocabulary, if it is known, when the request is prepared.
+Request bodies, what a backend is sent, and what is read of generation_config.json are made from it; `sampler` and
+`adjustments` use the values. Ids are checked against the vocabulary, if it is known, when the request is prepared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict, TypeVar
 
 from rekindle.errors import BadRequest
 
@@ -18,11 +19,44 @@ MAX_STOP_IDS = 64
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 SEED_LIMIT = 1 << 63
+T = TypeVar("T")
+_KEY = "parameter"
+
+Api = Literal["chat", "responses", "sessions"]
+# What bodies take under these names, in the order of their descriptions. What an API has under other names or in other
+# forms is in its own module.
+BODIES: Mapping[Api, Sequence[str]] = {
+    "chat": (
+        "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias seed stop "
+        "stop_token_ids ignore_eos min_tokens"
+    ).split(),
+    "responses": "min_p seed min_tokens ignore_eos".split(),
+    "sessions": (
+        "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed stop min_tokens "
+        "ignore_eos"
+    ).split(),
+}
 
 
-def _need(holds: bool, param: str, message: str) -> None:
-    if not holds:
-        raise BadRequest(f"{param} {message}", param=param)
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A row of the table, without its type and default.
+
+    `wrong` says what a value must be, or nothing if it is; `help` is its meaning in a chat completion. `openai`: every
+    server with OpenAI's API knows it. `makers`: generation_config.json may have it.
+    """
+
+    wrong: Callable[[Any], str]
+    help: str = ""
+    openai: bool = False
+    makers: bool = False
+
+
+def _parameter(
+    default: T, wrong: Callable[[Any], str], help: str = "", *, openai: bool = False, makers: bool = False
+) -> T:
+    made: T = field(default=default, metadata={_KEY: Parameter(wrong, help, openai, makers)})
+    return made
 
 
 def _is_number(value: object) -> bool:
@@ -33,12 +67,51 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _must(message: str, holds: Callable[[Any], bool]) -> Callable[[Any], str]:
+    return lambda value: "" if holds(value) else message
+
+
+def _within(least: float, most: float, note: str = "") -> Callable[[Any], str]:
+    return _must(f"must lie in {least:g} to {most:g}{note}", lambda value: _is_number(value) and least <= value <= most)
+
+
+def _whole_from(least: int, note: str = "") -> Callable[[Any], str]:
+    return _must(f"must be an integer ≥ {least}{note}", lambda value: _is_int(value) and value >= least)
+
+
+def _or_none(wrong: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "" if value is None else wrong(value)
+
+
 def _is_bias(entry: object) -> bool:
     """Whether this is (token id, -100 to 100)."""
     if not (isinstance(entry, tuple) and len(entry) == 2):
         return False
     token, bias = entry
     return _is_int(token) and token >= 0 and _is_number(bias) and -100 <= bias <= 100
+
+
+def _wrong_biases(given: Any) -> str:
+    if not (isinstance(given, tuple) and all(map(_is_bias, given))):
+        return "must give token ids numbers in -100 to 100"
+    num_ids = len({token for token, _ in given})
+    if num_ids < len(given):
+        return "must name each token id once"
+    return "" if num_ids <= MAX_BIASES else f"must name at most {MAX_BIASES} token ids"
+
+
+def _are_stops(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) <= MAX_STOPS and all(isinstance(one, str) and one for one in given)
+
+
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) <= MAX_STOP_IDS and all(_is_int(one) and one >= 0 for one in given)
+
+
+_ALTERNATIVES = _must(
+    f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token",
+    lambda value: _is_int(value) and 0 <= value <= MAX_LOGPROBS,
+)
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -76,74 +149,83 @@ class SamplingParams:
     tokens. A reply shorter than `min_tokens` ends neither by a token nor by a stop string.
     """
 
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Sequence[tuple[int, float]] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
+    max_tokens: int | None = _parameter(None, _or_none(_whole_from(1)))
+    temperature: float = _parameter(
+        1.0,
+        _must("must be a number ≥ 0", lambda value: _is_number(value) and value >= 0),
+        "0: always the most likely token",
+        openai=True,
+        makers=True,
+    )
+    top_p: float = _parameter(
+        1.0,
+        _must("must lie in (0, 1]", lambda value: _is_number(value) and 0 < value <= 1),
+        "draw from the most likely tokens that reach this together",
+        openai=True,
+        makers=True,
+    )
+    top_k: int = _parameter(
+        0, _whole_from(0, " (0: no limit)"), "draw from this many of the most likely tokens; 0: no limit", makers=True
+    )
+    seed: int | None = _parameter(
+        None,
+        _or_none(_must("must be a 64-bit integer", lambda value: _is_int(value) and -SEED_LIMIT <= value < SEED_LIMIT)),
+        "choice i is drawn with seed + i",
+    )
+    stop: Sequence[str] = _parameter(
+        (),
+        _must(f"must be at most {MAX_STOPS} non-empty strings", _are_stops),
+        f"end before one of these, at most {MAX_STOPS}",
+    )
+    min_p: float = _parameter(
+        0.0, _within(0, 1, " (0: no limit)"), "least share of the most likely token's probability", makers=True
+    )
+    presence_penalty: float = _parameter(
+        0.0, _within(-2, 2), "-2 to 2, on tokens that the reply has already", openai=True
+    )
+    frequency_penalty: float = _parameter(
+        0.0, _within(-2, 2), "-2 to 2, for each time the reply has the token", openai=True
+    )
+    repetition_penalty: float = _parameter(
+        1.0,
+        _within(LEAST_REPETITION, 1 / LEAST_REPETITION, " (1: none)"),
+        "above 1: less of what prompt and reply have",
+        makers=True,
+    )
+    logit_bias: Sequence[tuple[int, float]] = _parameter((), _wrong_biases, "token id to bias, -100 to 100")
+    logprobs: int | None = _parameter(None, _or_none(_ALTERNATIVES))
+    prompt_logprobs: int | None = _parameter(None, _or_none(_ALTERNATIVES))
+    stop_token_ids: Sequence[int] = _parameter(
+        (),
+        _must(f"must be at most {MAX_STOP_IDS} token ids", _are_ids),
+        "end at one of these, which is left out",
+    )
+    ignore_eos: bool = _parameter(
+        False,
+        _must("must be true or false", lambda value: isinstance(value, bool)),
+        "continue after tokens that end a reply",
+    )
+    min_tokens: int = _parameter(0, _whole_from(0), "no reply ends before")
 
     def __post_init__(self) -> None:
         for name in ("stop", "logit_bias", "stop_token_ids"):
             given = getattr(self, name)
             if isinstance(given, list) or (name == "stop" and isinstance(given, str)):
                 object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
-        limit = self.max_tokens
-        _need(limit is None or (_is_int(limit) and limit >= 1), "max_tokens", "must be an integer ≥ 1")
-        _need(_is_number(self.temperature) and self.temperature >= 0, "temperature", "must be a number ≥ 0")
-        _need(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "must lie in (0, 1]")
-        _need(_is_int(self.top_k) and self.top_k >= 0, "top_k", "must be an integer ≥ 0 (0: no limit)")
-        seed_fits = self.seed is None or (_is_int(self.seed) and -SEED_LIMIT <= self.seed < SEED_LIMIT)
-        _need(seed_fits, "seed", "must be a 64-bit integer")
-        self._check_adjustments()
-        self._check_ends()
-
-    def _check_adjustments(self) -> None:
-        """Check what changes the scores before a token is drawn, and what is reported of them."""
-        _need(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "must lie in 0 to 1 (0: no limit)")
-        for name, value in (
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ):
-            _need(_is_number(value) and -2 <= value <= 2, name, "must lie in -2 to 2")
-        repetition = self.repetition_penalty
-        fits = _is_number(repetition) and LEAST_REPETITION <= repetition <= 1 / LEAST_REPETITION
-        _need(fits, "repetition_penalty", f"must lie in {LEAST_REPETITION} to {1 / LEAST_REPETITION:g} (1: none)")
-        given: object = self.logit_bias
-        biases = isinstance(given, tuple) and all(map(_is_bias, given))
-        _need(biases, "logit_bias", "must give token ids numbers in -100 to 100")
-        ids = {token for token, _ in self.logit_bias}
-        _need(len(ids) == len(self.logit_bias), "logit_bias", "must name each token id once")
-        _need(len(ids) <= MAX_BIASES, "logit_bias", f"must name at most {MAX_BIASES} token ids")
-        for name, asked in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            fits = asked is None or (_is_int(asked) and 0 <= asked <= MAX_LOGPROBS)
-            _need(fits, name, f"must be an integer from 0 to {MAX_LOGPROBS}: how many alternatives a token")
-
-    def _check_ends(self) -> None:
-        """Check where a reply ends."""
-        stop: object = self.stop
-        texts = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
-        _need(texts and len(self.stop) <= MAX_STOPS, "stop", f"must be at most {MAX_STOPS} non-empty strings")
-        ids: object = self.stop_token_ids
-        whole = isinstance(ids, tuple) and all(_is_int(token) and token >= 0 for token in ids)
-        few = whole and len(self.stop_token_ids) <= MAX_STOP_IDS
-        _need(few, "stop_token_ids", f"must be at most {MAX_STOP_IDS} token ids")
-        _need(isinstance(self.ignore_eos, bool), "ignore_eos", "must be true or false")
-        _need(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", "must be an integer ≥ 0")
-        reachable = self.max_tokens is None or self.min_tokens <= self.max_tokens
-        _need(reachable, "min_tokens", f"must not be above max_tokens ({self.max_tokens})")
+        for name, parameter in PARAMETERS.items():
+            _refuse(name, parameter.wrong(getattr(self, name)))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", f"must not be above max_tokens ({self.max_tokens})")
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
         return self.temperature == 0 or self.top_k == 1
+
+
+def _refuse(name: str, wrong: str) -> None:
+    if wrong:
+        raise BadRequest(f"{name} {wrong}", param=name)
+
+
+PARAMETERS: Mapping[str, Parameter] = {item.name: item.metadata[_KEY] for item in fields(SamplingParams)}

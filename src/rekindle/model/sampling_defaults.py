@@ -7,14 +7,14 @@ change nothing. `do_sample` is not read, as in vLLM: a file that says false desc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rekindle.errors import BadRequest
 from rekindle.model.described import GENERATION_CONFIG, generation_config
-from rekindle.model.params import SamplingKeywords, SamplingParams
+from rekindle.model.params import PARAMETERS, SamplingKeywords, SamplingParams
 
 # Whose habits: OpenAI's (also Anthropic's, and those of vLLM's Python interface), Ollama's, or, for chats and sessions
 # of our own, llama-server's, with which small models make sense.
@@ -26,10 +26,6 @@ HABITS: Mapping[Habit, SamplingKeywords] = {
 }
 
 
-def _as_is(value: Any) -> Any:
-    return value
-
-
 def _limit(value: Any) -> Any:
     """A number of tokens: vLLM's -1 for none, and whole numbers that were written as floats."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -37,13 +33,7 @@ def _limit(value: Any) -> Any:
 
 
 # What is read of generation_config.json: the fields that vLLM reads, but for max_new_tokens.
-READ: Mapping[str, Callable[[Any], Any]] = {
-    "temperature": _as_is,
-    "top_k": _limit,
-    "top_p": _as_is,
-    "min_p": _as_is,
-    "repetition_penalty": _as_is,
-}
+READ = frozenset(name for name, known in PARAMETERS.items() if known.makers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ class SamplingDefaults:
         for name, value in generation_config(directory).items():
             if name not in READ or value is None:
                 continue
-            one: Any = {name: READ[name](value)}
+            one: Any = {name: _limit(value) if name == "top_k" else value}
             try:
                 SamplingParams(**one)
             except BadRequest as error:

@@ -13,13 +13,11 @@ from rekindle.config import BackendKind
 from rekindle.engine.request import Request
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
-from rekindle.model.params import SamplingParams
+from rekindle.model.params import PARAMETERS, SamplingParams
 from rekindle.text.constraints.types import Constraint
 
 NEUTRAL = SamplingParams()
-PLAIN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")  # of every server
-EXTENDED = ("top_k", "min_p", "repetition_penalty")  # of most; vLLM takes the model's own where they are not sent
-ENDS = ("stop_token_ids", "ignore_eos", "min_tokens")
+TRANSLATED = frozenset({"max_tokens", "seed", "stop", "logit_bias", "logprobs", "prompt_logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,13 @@ class BackendCalls:
     def _sampling(self, request: Request) -> dict[str, Any]:
         params = request.reply.sampler.params
         options: dict[str, Any] = {"max_tokens": request.sequence.max_new_tokens}
-        options |= {name: getattr(params, name) for name in PLAIN}
-        for name in EXTENDED:
-            if self.kind == "vllm" or getattr(params, name) != getattr(NEUTRAL, name):
+        for name, known in PARAMETERS.items():
+            if name in TRANSLATED:
+                continue
+            # vLLM takes the model's own where they are not sent.
+            is_needed = known.openai or (known.makers and self.kind == "vllm")
+            if is_needed or getattr(params, name) != getattr(NEUTRAL, name):
                 options[name] = getattr(params, name)
-        options |= {name: value for name in ENDS if (value := getattr(params, name)) != getattr(NEUTRAL, name)}
         if request.reply.stream.ends_anywhere:  # the backend reads no answer in a reply: others are searched here
             options["stop"] = request.reply.stream.ends_anywhere
         if params.seed is not None:

@@ -13,6 +13,7 @@ from rekindle.errors import BadRequest
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import only, read_format
+from rekindle.server.answers.sampling import sampling_in
 from rekindle.server.answers.steering import effort_kwargs
 from rekindle.server.answers.validation import validated
 from rekindle.server.anthropic.bodies import (
@@ -83,8 +84,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
     options, choice = asked.rekindle or RekindleOptions(), asked.tool_choice or ToolChoice(type="auto")
     if asked.max_tokens == 0:
         _check_warm_up(asked, choice)
-    given = asked.model_dump(include={"temperature", "top_k", "top_p"}, exclude_none=True)
-    given |= {"max_tokens": asked.max_tokens or 1, "stop": tuple(asked.stop_sequences or ())}
+    given = sampling_in(asked) | {"max_tokens": asked.max_tokens or 1, "stop": tuple(asked.stop_sequences or ())}
     request, loaded = _request(asked, caller, side, omissions)
     request = replace(
         request,

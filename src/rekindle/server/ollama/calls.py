@@ -14,6 +14,7 @@ from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_schema
 from rekindle.server.answers.functions import read_functions
+from rekindle.server.answers.sampling import sampling_in
 from rekindle.server.answers.steering import template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
@@ -224,24 +225,22 @@ def _params(asked: AskBody, side: ModelSide, omissions: Omissions) -> SamplingPa
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
     if given.num_ctx is not None and given.num_ctx > side.max_context:
         omissions.key("num_ctx", "options")
-    penalties = _penalties(given, omissions)
-    seed = None if given.seed == -1 else given.seed
     most = given.num_predict if given.num_predict is not None and given.num_predict > 0 else None
-    named = given.model_dump(include={"temperature", "top_p", "min_p"}, exclude_none=True)
+    named = sampling_in(given)
     if given.top_k is not None:
         named["top_k"] = max(0, given.top_k)
-    ends = {"max_tokens": most, "seed": seed, "stop": given.stop or ()}
+    if given.seed == -1:
+        del named["seed"]
+    if not given.stop:
+        named.pop("stop", None)
     scores = {"logprobs": (asked.top_logprobs or 0) if asked.logprobs else None}
-    return side.defaults.params("ollama", {**named, **penalties, **ends, **scores})
+    return side.defaults.params("ollama", {**named, **_penalties(given, omissions), "max_tokens": most, **scores})
 
 
 def _penalties(given: OllamaOptions, omissions: Omissions) -> dict[str, float]:
     """Return the penalties; they count all tokens, and a number of last ones is named unless nothing depends on it."""
     if given.repeat_last_n == 0:
-        return {"repetition_penalty": 1.0}
-    found = given.model_dump(include={"presence_penalty", "frequency_penalty"}, exclude_none=True)
-    if given.repeat_penalty is not None:
-        found["repetition_penalty"] = given.repeat_penalty
-    if given.repeat_last_n not in (None, -1) and found.get("repetition_penalty", 1) != 1:
+        return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    if given.repeat_last_n not in (None, -1) and given.repeat_penalty not in (None, 1):
         omissions.key("repeat_last_n", "options")
-    return found
+    return {} if given.repeat_penalty is None else {"repetition_penalty": given.repeat_penalty}

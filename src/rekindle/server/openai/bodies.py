@@ -1,6 +1,6 @@
 """Models of OpenAI's request bodies, for validation and for the OpenAPI description.
 
-Owns names and types. `SamplingParams` owns the ranges of numbers, `text/messages` the format of messages.
+Owns names and types. `model/params` owns sampling parameters, `text/messages` the format of messages.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from rekindle.model.params import MAX_STOPS
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.functions import Tool
+from rekindle.server.answers.sampling import with_sampling
 from rekindle.server.answers.validation import Items, StrictModel
 
 MAX_CHOICES = 128
@@ -35,24 +35,15 @@ class ChatOptions(RekindleOptions):
     prompt_ids: Items[int] | None = Field(default=None, min_length=1)
 
 
-class SamplingBody(StrictModel):
-    """Sampling parameters; null always means "not given"."""
-
+@with_sampling("chat")
+class _Drawn(StrictModel):
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
     max_tokens: int | None = Field(default=None, description="of a reply; not given: the rest of the context")
-    temperature: float | None = Field(default=None, description="0: always the most likely token")
-    top_p: float | None = Field(default=None, description="draw from the most likely tokens that reach this together")
-    top_k: int | None = Field(default=None, description="draw from this many of the most likely tokens; 0: no limit")
-    min_p: float | None = Field(default=None, description="least share of the most likely token's probability")
-    presence_penalty: float | None = Field(default=None, description="-2 to 2, on tokens that the reply has already")
-    frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the reply has the token")
-    repetition_penalty: float | None = Field(default=None, description="above 1: less of what prompt and reply have")
-    logit_bias: dict[str, float] | None = Field(default=None, description="token id to bias, -100 to 100")
-    seed: int | None = Field(default=None, description="choice i is drawn with seed + i")
-    stop: str | Items[str] | None = Field(default=None, description=f"end before one of these, at most {MAX_STOPS}")
-    stop_token_ids: Items[int] | None = Field(default=None, description="end at one of these, which is left out")
-    ignore_eos: bool | None = Field(default=None, description="continue after tokens that end a reply")
-    min_tokens: int | None = Field(default=None, description="no reply ends before")
+
+
+class SamplingBody(_Drawn):
+    """Sampling parameters; null always means "not given"."""
+
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object, or json_schema with its schema: replies are JSON of it"
     )

@@ -14,6 +14,7 @@ from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import NAMES, only, read_format, read_named, read_structured_outputs
 from rekindle.server.answers.functions import read_functions
+from rekindle.server.answers.sampling import sampling_in
 from rekindle.server.answers.steering import parse_tool_choice, template_fields, template_kwargs
 from rekindle.server.answers.validation import MAX_NAME_CHARS, validated
 from rekindle.server.gate.caller import Caller
@@ -29,11 +30,6 @@ from rekindle.server.openai.bodies import (
 from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import Message, normalise_messages
 from rekindle.text.omissions import Omissions
-
-SAMPLING = (
-    "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos "
-    "min_tokens stop stop_token_ids prompt_logprobs"
-).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ def parse_chat(
     choice = parse_tool_choice(chat.tool_choice)
     if chat.top_logprobs and not chat.logprobs:
         raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
-    extra: dict[str, Any] = {"logprobs": chat.top_logprobs or 0} if chat.logprobs else {}
+    extra: dict[str, Any] = {"logprobs": (chat.top_logprobs or 0) if chat.logprobs else None}
     if chat.max_completion_tokens is not None:
         extra["max_tokens"] = chat.max_completion_tokens
     functions = read_functions(chat.tools, body.get("tools"), omissions)
@@ -230,8 +226,8 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
 
 
 def _params(body: SamplingBody, extra: Mapping[str, Any], defaults: SamplingDefaults) -> SamplingParams:
-    given = body.model_dump(include=set(SAMPLING), exclude_none=True)
-    given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items())
+    given = sampling_in(body)
+    given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in given.get("logit_bias", {}).items())
     return defaults.params("openai", {**given, **extra})
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.sampling import with_sampling
 from rekindle.server.answers.validation import Items, StrictModel
 from rekindle.server.responses.call_items import KINDS
 from rekindle.server.responses.items import ITEM_TYPES
@@ -105,9 +106,8 @@ class TextOptions(StrictModel):
     verbosity: str | None = None
 
 
-class ResponseBody(StrictModel):
-    """POST /v1/responses; null everywhere means "not given"."""
-
+@with_sampling("responses")
+class _Drawn(StrictModel):
     model: str | None = Field(default=None, description="the served name, the path it was loaded from, or `default`")
     input: Input | None = None
     instructions: str | None = Field(default=None, description="a system message of this response alone")
@@ -126,9 +126,10 @@ class ResponseBody(StrictModel):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     top_k: int | None = Field(default=None, description="0: no limit; this and the ones below are not OpenAI's")
-    min_p: float | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
+
+
+class ResponseBody(_Drawn):
+    """POST /v1/responses; null everywhere means "not given"."""
+
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
     rekindle: RekindleOptions | None = None

@@ -19,6 +19,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
 from rekindle.server.answers.extension import RekindleOptions
 from rekindle.server.answers.formats import read_format
+from rekindle.server.answers.sampling import sampling_in
 from rekindle.server.answers.steering import template_fields, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
@@ -29,8 +30,6 @@ from rekindle.server.responses.stored import StoredResponse
 from rekindle.server.responses.tools import OfferedTools, read_choice, read_tools
 from rekindle.text.messages import Message, check_json, check_text
 from rekindle.text.omissions import Omissions
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos")
 
 
 class ResponseLookup(Protocol):
@@ -145,8 +144,7 @@ def _template_kwargs(asked: ResponseBody, reasoning: Reasoning) -> dict[str, Any
 
 
 def _params(asked: ResponseBody, defaults: SamplingDefaults) -> SamplingParams:
-    given = asked.model_dump(include=set(SAMPLING), exclude_none=True)
-    return defaults.params("openai", {"max_tokens": asked.max_output_tokens, **given})
+    return defaults.params("openai", {"max_tokens": asked.max_output_tokens, **sampling_in(asked)})
 
 
 def _seals(asked: ResponseBody) -> bool:

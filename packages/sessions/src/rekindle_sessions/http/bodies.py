@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from rekindle.agent_ids import MAX_ID_BYTES, check_new_agent_id
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
+from rekindle.server.answers.sampling import with_sampling
 from rekindle.server.answers.validation import Items, StrictModel
 from rekindle.text.messages import sound
 from rekindle_sessions.machine.decisions import Mode, Question
@@ -36,23 +37,17 @@ Names = Annotated[list[Name], Field(min_length=1, max_length=MOST_AGENTS)]
 Hearers = Annotated[list[Name], Field(max_length=MOST_AGENTS)]
 
 
+_STOP = (
+    str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None,
+    Field(default=None, description="in addition to the built-in stop: a turn ends before it speaks as another agent"),
+)
+
+
+@with_sampling("sessions", stop=_STOP, top_k=(int | None, Field(default=None, description="0: no limit")))
 class SamplingOptions(StrictModel):
     """How tokens are picked, with the names and ranges of a chat completion."""
 
     max_tokens: int | None = Field(default=None, description=f"of one turn; null: {MAX_TOKENS}")
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(default=None, description="0: no limit")
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = Field(
-        default=None, description="in addition to the built-in stop: a turn ends before it speaks as another agent"
-    )
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
 
 
 class AgentBody(StrictModel):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle.errors import BadRequest
-from rekindle.model.params import SamplingParams
+from rekindle.model.params import PARAMETERS, SamplingParams
 from rekindle.server.dayfile import CHAT, RecordedRequest
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.calls import ModelSide, Parse, parse_chat, parse_generate
@@ -24,7 +24,6 @@ from rekindle.text.replies.envelope import HERMES, EnvelopeForm
 _PARSERS: Mapping[str, Parse] = {CHAT_PATH: parse_chat, GENERATE_PATH: parse_generate}
 # A model that can do all that a body may ask for; OpenAI's calls have ids.
 _ABLE = ModelSide("", ReplyFormat(ThinkingFormat("", ""), EnvelopeForm(HERMES), call_ids="short"), sys.maxsize)
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens")
 
 
 def as_chat(request: RecordedRequest) -> RecordedRequest | None:
@@ -57,7 +56,8 @@ def as_chat(request: RecordedRequest) -> RecordedRequest | None:
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
-    given = {name: value for name in _SAMPLING if (value := getattr(params, name)) is not None}
+    names = ["max_tokens", "seed", *(name for name, known in PARAMETERS.items() if known.openai or known.makers)]
+    given = {name: value for name in names if (value := getattr(params, name)) is not None}
     return given | ({"stop": list(params.stop)} if params.stop else {})
 
 
