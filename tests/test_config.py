@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,6 @@ from rekindle.config import (
     PromptSettings,
     ServerSettings,
     Settings,
-    SettingsKeywords,
     StoreSettings,
     parse_size,
 )
@@ -320,21 +319,6 @@ def test_an_integer_is_a_number_of_seconds() -> None:
 
 def test_a_size_is_exact() -> None:
     assert parse_size("9007199254740993") == 9007199254740993
-
-
-def test_keywords_for_type_checkers_are_the_settings() -> None:
-    said = get_type_hints(SettingsKeywords)
-    parts = get_type_hints(Settings)
-    wanted: dict[str, Any] = {
-        known.name: get_type_hints(parts[known.section])[known.field] for known in SETTINGS.values()
-    }
-    wider = {Path: str | Path, tuple[str, ...]: str | Sequence[str], Path | None: str | Path | None}
-    for name, kind in wanted.items():
-        wanted[name] = kind | str if name.endswith("_bytes") else wider.get(kind, kind)
-    wanted["model"] |= Path
-    wanted["tier"] |= Path
-    wanted["slot"] |= int
-    assert said == wanted
 
 
 def test_errors_of_the_library_name_settings_and_no_flags() -> None:

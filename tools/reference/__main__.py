@@ -1,8 +1,9 @@
-"""Write the parts of docs/ that are generated from the code.
+"""Write the parts of docs/ that are generated from the code, and the keywords of the settings.
 
 python -m tools.reference            # all of them
 python -m tools.reference settings   # docs/settings.md, from rekindle.config
 python -m tools.reference models     # docs/models.md, from rekindle.model.families
+python -m tools.reference keywords   # src/rekindle/config/keywords.py, from rekindle.config
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from rekindle import Engine
 from rekindle.server.app import create_app
 from rekindle.server.schema import describe
 from tools.reference.http import http
+from tools.reference.keywords import write
 from tools.reference.models import models
 from tools.reference.page import page, path
 from tools.reference.settings import settings
@@ -33,9 +35,12 @@ PARTS = {"settings": settings, "models": models, "http": served_http}
 
 def main() -> None:
     """Write the named pages, or all."""
-    for name in sys.argv[1:] or PARTS:
+    for name in sys.argv[1:] or ("keywords", *PARTS):
+        if name == "keywords":
+            write()
+            continue
         if name not in PARTS:
-            sys.exit(f"{name}: use {', '.join(PARTS)}")
+            sys.exit(f"{name}: use keywords, {', '.join(PARTS)}")
         path(name).write_text(page(name, PARTS[name]()), "utf-8")
 
 

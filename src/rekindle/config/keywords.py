@@ -1,4 +1,4 @@
-"""The settings as Python keyword arguments, for type checkers: names and types of `parts`; a test compares them.
+"""The settings as Python keyword arguments, for type checkers; made by `python -m tools.reference keywords`.
 
 Sizes may be text ("4GiB"), paths may be text, lists of names may be one text with commas. None means "not given".
 """
@@ -14,8 +14,8 @@ class SettingsWithoutModel(TypedDict, total=False):
     """Every setting except the model, named as in flags and files; `store` is a directory, or "off"."""
 
     revision: str | None
-    dtype: Literal["auto", "bf16", "fp32"]
     device: str
+    dtype: Literal["auto", "bf16", "fp32"]
     kv: Literal[
         "auto", "q4h", "q8h", "bf16", "fp32", "q4h/q8h", "q8h/q4h", "bf16/q4h", "bf16/q8h", "q4h/bf16", "q8h/bf16"
     ]
@@ -24,15 +24,15 @@ class SettingsWithoutModel(TypedDict, total=False):
     map_weights: Literal["auto", "on", "off"]
     sampling: Literal["model", "openai"]
     threads: int | None
-    block_tokens: int
     hot_bytes: int | str | None
     snapshot_bytes: int | str | None
+    block_tokens: int
+    reuse: Literal["on", "off"]
     min_reuse_tokens: int
     min_reuse_ratio: float
-    reuse: Literal["on", "off"]
-    text_index_bytes: int | str
     max_branches: int
     eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"]
+    text_index_bytes: int | str
     normalise: str
     tail_heading: str | Sequence[str]
     anticipate: Literal["on", "off"]
@@ -43,22 +43,22 @@ class SettingsWithoutModel(TypedDict, total=False):
     agent_ttl_s: float | None
     anonymous_ttl_s: float
     stale_ttl_s: float
-    staging_bytes: int | str
-    readers: int
     namespace_share: float
     session_bytes: int | str | None
     response_bytes: int | str | None
+    staging_bytes: int | str
+    readers: int
     tier: str | Path | None
     tier_bytes: int | str | None
     tier_ttl_s: float | None
     tier_wait_s: float
     max_context: int | None
-    max_stall_s: float
-    max_step_s: float
     max_running: int
-    max_chunk_tokens: int | None
     max_waiting: int
     request_timeout_s: float | None
+    max_stall_s: float
+    max_step_s: float
+    max_chunk_tokens: int | None
     speculate: Literal["auto", "off"]
     check_when_idle: bool
     backend: str | None
@@ -68,12 +68,13 @@ class SettingsWithoutModel(TypedDict, total=False):
     backend_flags: str | None
     host: str
     port: int
-    served_model_name: str | None
-    strict: bool
+    open: bool
+    public_host: str | Sequence[str]
     api_key: str | None
     api_keys: Mapping[str, str]
     admin_key: str | None
-    open: bool
+    served_model_name: str | None
+    strict: bool
     requests_per_minute: int | None
     max_body_bytes: int | str
     max_connections: int
@@ -83,7 +84,6 @@ class SettingsWithoutModel(TypedDict, total=False):
     ping_s: float
     record: str | Path | None
     record_bytes: int | str
-    public_host: str | Sequence[str]
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rekindle.config.hosts import is_host, is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys, check_secret
-from rekindle.config.setting import Bounds, above, at_least, check_fields, need, setting
+from rekindle.config.setting import Bounds, above, at_least, check_fields, computing, need, setting
 from rekindle.config.store_places import check_slot, data_directory, slot_directory, store_directory
 
 MiB = 1 << 20
@@ -36,15 +36,15 @@ class ModelSettings:
         unset="bundled",
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")
-    device: str = setting("cpu", "where the model computes: cpu, cuda, cuda:1 or mps")
-    dtype: Literal["auto", "bf16", "fp32"] = setting("auto", "precision of the model; auto: what the checkpoint has")
-    kv: KVSetting = setting(
+    device: str = computing("cpu", "where the model computes: cpu, cuda, cuda:1 or mps")
+    dtype: Literal["auto", "bf16", "fp32"] = computing("auto", "precision of the model; auto: what the checkpoint has")
+    kv: KVSetting = computing(
         "auto",
         "format of the KV cache, or those of K and of V; auto: the fewest bits that change next to nothing",
         detail="`q4h` is the 4-bit format, `q8h` the 8-bit one; `q8h/q4h` keeps K in 8 bits and "
         "V in 4. `auto` gives single layers 8 or 16 bits until, on a text, next tokens stay within a KL of 0.01.",
     )
-    weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = setting(
+    weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = computing(
         "native",
         "precision of linear layers: the checkpoint's, 8 bits, 4 bits, auto: 8 where that changes next to nothing, or "
         "those of bitsandbytes",
@@ -56,12 +56,12 @@ class ModelSettings:
         "bits. `bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes quantise a bf16 checkpoint, on the CPU or CUDA; the "
         "head keeps 16 bits, and experts of mixtures are in `int4` or `int8` where the kernels for the CPU compute.",
     )
-    kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"] = setting(
+    kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"] = computing(
         "auto",
         "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",
     )
-    map_weights: Literal["auto", "on", "off"] = setting(
+    map_weights: Literal["auto", "on", "off"] = computing(
         "auto",
         "keep packed weights in a file in the store's directory and map them at later starts; auto: from 64 MiB on",
         detail="The file takes as much disk as the weights take memory, which processes share then. It is made anew "
@@ -73,7 +73,7 @@ class ModelSettings:
         detail="`model` takes what generation_config.json or a GGUF file has of it. [http.md](http.md#requests) says "
         "which parameters these are, and what applies to the rest.",
     )
-    threads: int | None = setting(
+    threads: int | None = computing(
         None,
         "threads of the model",
         unset="all cores",
@@ -90,10 +90,10 @@ class ModelSettings:
 class CacheSettings:
     """Hot memory and matching."""
 
-    hot_bytes: int | None = setting(
+    hot_bytes: int | None = computing(
         None, "memory for hot KV, as 512MB or 4GiB", unset="a quarter of what is free, at most 4GiB", bounds=at_least(1)
     )
-    snapshot_bytes: int | None = setting(
+    snapshot_bytes: int | None = computing(
         None,
         "the part of hot_bytes that is for snapshots of recurrent state",
         detail="Of models with recurrent or convolutional layers; others have none.",
@@ -285,12 +285,12 @@ class EngineSettings:
     request_timeout_s: float | None = setting(
         None, "stop a request that is not done by then; it fails with 503", unset="never", bounds=above(0)
     )
-    max_stall_s: float = setting(0.25, "longest pause of a running stream for another's prompt", bounds=above(0))
-    max_step_s: float = setting(1.0, "longest step when no other request waits", detail="Not below `max_stall_s`.")
-    max_chunk_tokens: int | None = setting(
+    max_stall_s: float = computing(0.25, "longest pause of a running stream for another's prompt", bounds=above(0))
+    max_step_s: float = computing(1.0, "longest step when no other request waits", detail="Not below `max_stall_s`.")
+    max_chunk_tokens: int | None = computing(
         None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
     )
-    speculate: Literal["auto", "off"] = setting(
+    speculate: Literal["auto", "off"] = computing(
         "auto",
         "compute tokens that a stored text continues with along with the next one, where that is faster",
         detail="Replies stay the same, so `auto` is `off` for models whose bits depend on the rows of a step.",

@@ -64,6 +64,7 @@ class Setting:
     bounds: Bounds = Bounds()
     name: str | None = None
     given: Literal["flag", "file", "secret"] = "flag"
+    computing: bool = False
 
 
 def setting(
@@ -80,6 +81,12 @@ def setting(
     known = {KEY: Setting(help, detail, unset, bounds, name, given)}
     options: Any = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
     made: T = field(**options, repr=given != "secret", metadata=known)
+    return made
+
+
+def computing(default: T, help: str, **about: Any) -> T:
+    """Return a field for a setting of what computes, which a server refuses where another one computes."""
+    made: T = field(default=default, metadata={KEY: Setting(help, computing=True, **about)})
     return made
 
 

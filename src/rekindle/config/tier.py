@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.config.setting import at_least, check_fields, setting
+from rekindle.config.setting import at_least, check_fields, computing, setting
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
     """The object tier, which several replicas share; there is none without a location."""
 
-    location: str | None = setting(
+    location: str | None = computing(
         None,
         "directory or bucket through which replicas share memory: s3://, gs:// or az://",
         detail="Agents then go on at any replica with the same model and `REKINDLE_SECRET`. Credentials come from the "

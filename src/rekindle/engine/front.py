@@ -38,11 +38,6 @@ from rekindle.text.replies import find_reply_ends
 
 NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
 TEXT_VERSION = 1
-# Settings of what computes: they have to be made at the backend.
-ELSEWHERE = frozenset(
-    "dtype device kv weights kernels map_weights threads hot_bytes snapshot_bytes max_stall_s max_step_s "
-    "max_chunk_tokens speculate tier".split()
-)
 
 
 def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
@@ -81,9 +76,8 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
 
 def _check_settings(settings: Settings) -> None:
     """Raise ConfigError for settings of what computes: here they would do nothing."""
-    for name in sorted(ELSEWHERE):
-        known = SETTINGS[name]
-        if getattr(getattr(settings, known.section), known.field) != known.default:
+    for name, known in SETTINGS.items():
+        if known.about.computing and getattr(getattr(settings, known.section), known.field) != known.default:
             raise ConfigError(f"{name}: another server computes (backend); set it there, if it has the like")
 
 
