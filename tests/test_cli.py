@@ -17,10 +17,11 @@ from rekindle.cache.eviction import POLICIES
 from rekindle.cli import app
 from rekindle.cli.settings import FLAG_GROUPS, help_of
 from rekindle.cli.units import parse_duration, show_ago
-from rekindle.config import SETTINGS, CacheSettings, ServerSettings, Settings, show_bytes
+from rekindle.config import GONE, SETTINGS, CacheSettings, ServerSettings, Settings, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess
 from rekindle.harness.flags import variables
+from tests.given import UNSET
 
 FIXED = (
     "--model --host --port --store --kv --dtype --device --block-tokens --hot-bytes --disk-bytes --max-context "
@@ -29,7 +30,7 @@ FIXED = (
 COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "noisy"], ["bench", "recall"])
 
 VALUES = {
-    "min_reuse_ratio": 0.25,
+    "max_branches": 3,
     "eviction": "adaptive",
     "namespace_share": 0.5,
     "agent_ttl_s": 86400.0,
@@ -56,12 +57,19 @@ def test_fixed_names_exist(command: list[str]) -> None:
 
 def test_every_setting_is_a_flag_but_secrets() -> None:
     names = {item.name for part in fields(Settings) for item in fields(getattr(Settings(), part.name))}
-    assert {known.field for known in SETTINGS.values()} == names - {"enabled"}
+    assert {known.field for known in SETTINGS.values()} == names - UNSET.keys()
     without = {name for name, known in SETTINGS.items() if known.flag is None}
     assert without == {"api_key", "api_keys", "admin_key", "secret", "backend_key", "check_when_idle"}
     for name in without:
         result = run("serve", f"--{name.replace('_', '-')}", "x")
         assert (result.exit_code, "No such option" in result.output) == (2, True)
+
+
+def test_a_flag_that_is_gone_says_what_holds_instead() -> None:
+    for name, instead in GONE.items():
+        for flag in (f"--{name.replace('_', '-')}", f"--{name.replace('_', '-')}=1"):
+            result = run("serve", flag, "1")
+            assert result.exit_code == 2 and instead in " ".join(result.output.split()), result.output
 
 
 def test_help_says_of_every_flag_what_config_knows_of_it() -> None:
@@ -145,7 +153,7 @@ def test_what_a_command_cannot_honour_is_refused(arguments: str, named: str) -> 
 
 
 def test_the_demo_hands_all_settings_on(tmp_path: Path) -> None:
-    given = {"kv": "bf16", "max_running": 3, "max_stall_s": 0.5, "min_reuse_tokens": 20, "normalise": "off"}
+    given = {"kv": "bf16", "max_running": 3, "max_stall_s": 0.5, "max_branches": 20, "normalise": "off"}
     settings = Settings.load({**given, "model": "pocket"})
     env = {f"REKINDLE_{name.upper()}": value for name, value in variables(settings, tmp_path).items()}
     assert Settings.load({}, env) == Settings.load({**given, "model": "pocket", "store": tmp_path})

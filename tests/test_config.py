@@ -13,6 +13,7 @@ import pytest
 
 import rekindle
 from rekindle.config import (
+    GONE,
     SETTINGS,
     CacheSettings,
     EngineSettings,
@@ -90,7 +91,6 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ({"threads": 1.5}, "threads: must be int"),
         ({"open": "perhaps"}, "open: must be true or false"),
         ({"max_stall_s": 0}, "max_stall_s"),
-        ({"max_stall_s": 2}, "max_step_s"),
         ({"model": " "}, "model is empty"),
         ({"store": ""}, "store: is empty"),
         ({"host": "0.0.0.0"}, "REKINDLE_API_KEY"),
@@ -114,6 +114,17 @@ def test_unknown_variables_and_keys_are_refused(tmp_path: Path) -> None:
         Settings.load({}, {}, path)
     with pytest.raises(ConfigError, match="config file"):
         Settings.load({}, {}, tmp_path / "missing.toml")
+
+
+def test_a_setting_that_is_gone_says_what_holds_instead(tmp_path: Path) -> None:
+    path = tmp_path / "rekindle.toml"
+    assert GONE and not GONE.keys() & SETTINGS.keys()
+    for name, instead in GONE.items():
+        path.write_text(f"{name} = 1")
+        said = re.escape(f"{name} is no setting any more: {instead}")
+        for given in (({}, {}, path), ({}, {f"REKINDLE_{name.upper()}": "1"}), ({name: 1},)):
+            with pytest.raises(ConfigError, match=said):
+                Settings.load(*given)
 
 
 def test_off_loopback_needs_a_key_or_open() -> None:
@@ -215,7 +226,7 @@ def test_a_public_name_needs_a_key_or_open() -> None:
         ("request_timeout_s = inf", "request_timeout_s must be a finite number"),
         ("request_timeout_s = nan", "request_timeout_s must be a finite number"),
         ("agent_ttl_s = inf", "agent_ttl_s must be a finite number"),
-        ("max_step_s = inf", "max_step_s must be a finite number"),
+        ("max_stall_s = inf", "max_stall_s must be a finite number"),
         ("stop_s = inf", "stop_s must be a finite number"),
         ("read_timeout_s = inf", "read_timeout_s must be a finite number"),
         (f"stop_s = 1{'0' * 400}", "stop_s: must be float"),

@@ -249,8 +249,6 @@ def main() -> int:
         store, log = Path(name, "store"), Path(name, "log")
         flags = ["--store", str(store), "--hot-bytes", str(HOT_BYTES), "--disk-bytes", str(DISK_BYTES)]
         flags += [
-            "--text-index-bytes",
-            str(8 * MIB),
             "--max-stall-s",
             str(MAX_STALL_S),
             "--anonymous-ttl-s",

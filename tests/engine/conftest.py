@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.engine.api import Engine
+from tests.given import settings_of
 from tests.tiny_models import tiny_model_dir
 
 Start = Callable[..., Engine]
@@ -22,7 +23,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(tiny_llama: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start an engine on a model directory (none: a tiny llama), with settings named as the flags are.
+    """Start an engine on a model directory (none: a tiny llama), with settings named as for `settings_of`.
 
     All engines of a test share one store, so those before are closed first.
     """
@@ -34,8 +35,10 @@ def start(tiny_llama: Path, tmp_path: Path) -> Iterator[Start]:
         given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), "kv": "q4h"}
         # Tests count what is computed: idle work is asked for by those that are about it.
         given = {**given, "anticipate": "off", **settings}
-        engines.append(Engine.from_pretrained(str(model or tiny_llama), **given))
-        return engines[-1]
+        engine = Engine(settings_of(model=str(model or tiny_llama), **given))
+        engine.start()
+        engines.append(engine)
+        return engine
 
     yield make
     for engine in engines:

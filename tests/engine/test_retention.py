@@ -324,18 +324,6 @@ def test_a_branch_the_disk_has_just_shortened_is_read_at_its_length_not_forgotte
     engine.check()
 
 
-def test_too_small_a_share_of_the_prompt_is_not_reused(start: Start) -> None:
-    engine = start(min_reuse_ratio=0.5)
-    history = [user("Short.")]
-    talk(engine, "ada", history, "Hm?")
-    long = engine.chat("ada", [*history, user("And now for something very different. " * 20)], max_tokens=3).report
-    assert (long.outcome, long.reused_tokens) == ("miss", 0)
-    assert long.explanation is None or long.explanation.cause != "evicted"
-    history = [user("A story that goes on for quite a while. " * 10)]
-    talk(engine, "bob", history, "Hm?")
-    assert talk(engine, "bob", history, "And?").report.reused_tokens > 64
-
-
 def test_a_store_that_was_taken_away_is_no_secret(start: Start, tmp_path: Path) -> None:
     engine = start()
     assert engine.health().ok and engine.health().problems == ()

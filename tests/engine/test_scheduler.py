@@ -16,7 +16,7 @@ from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.config import EngineSettings
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.core.scheduler import LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
+from rekindle.engine.core.scheduler import ALONE, LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, Reply, Request, RequestTimes, State
 from rekindle.engine.sequence import Sequence
@@ -343,9 +343,8 @@ def test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_t
 @pytest.mark.parametrize("ms", [16, 40, 96, 150, 250])
 def test_chunks_end_at_multiples(make: MakeRequest, ms: int) -> None:
     """However many rows fit: at least up to the next multiple, and all that are left at the end."""
-    scheduler = Scheduler(
-        EngineSettings(max_stall_s=ms / 1000, max_step_s=ms / 1000), ROW_MS, max_chunk_tokens=200, chunk_multiple=64
-    )
+    settings = EngineSettings(max_stall_s=ms / 1000 / ALONE)
+    scheduler = Scheduler(settings, ROW_MS, max_chunk_tokens=200, chunk_multiple=64)
     running = make(300, num_computed=64, state=State.RUNNING)
     scheduler.running.append(running)
     ends = []

@@ -15,6 +15,7 @@ from rekindle.errors import RekindleError, StoreLocked
 from rekindle.kernels.linear import PackedWeights, aligned_memory
 from rekindle.model.weights_file import Contents, UnsavedWeights, WeightsFile
 from tests.engine.conftest import Start
+from tests.given import settings_of
 from tests.kernels.native import needs_compiler
 from tests.tiny_models import tiny_model_dir
 
@@ -87,7 +88,7 @@ def test_packed_weights_are_written_once_served_and_mapped_by_the_next_start(tmp
     model, store = tiny_model_dir("llama", "bf16", tmp_path), tmp_path / "store"
     replies, notes, threads = [], [], engine_threads()
     for _ in range(2):
-        with Engine(Settings.load(flags(model, store, map_weights="on"))) as engine:
+        with Engine(settings_of(**flags(model, store, map_weights="on"))) as engine:
             replies.append(engine.chat("ada", QUESTION, temperature=0.0, max_tokens=3).token_ids)
             notes.append([note for note in engine.notes if note.startswith("packed weights: ")])
         (path,) = store.glob("packed-*.bin")

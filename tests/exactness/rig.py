@@ -53,7 +53,7 @@ SECRET = b"s" * 32
 LOAD_TIMEOUT_S = 60.0
 ROUNDED: dict[str, Literal["int8", "int4"]] = {"int8": "int8", "int4": "int4"}
 # Steps are planned by size, not by time, unless a test is about time: the bound is out of reach.
-BY_SIZE = EngineSettings(max_stall_s=1e6, max_step_s=1e6)
+BY_SIZE = EngineSettings(max_stall_s=1e6)
 
 
 def load(directory: Path, dtype: str, kv: str) -> LoadedModel:

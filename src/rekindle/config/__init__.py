@@ -1,7 +1,7 @@
 """Every setting. Each component receives only its own part. Knows no torch and no HTTP."""
 
 from rekindle.config.backend import BackendKind, BackendSettings
-from rekindle.config.catalog import ENV_PREFIX, SETTINGS, KnownSetting
+from rekindle.config.catalog import ENV_PREFIX, GONE, SETTINGS, KnownSetting
 from rekindle.config.hosts import is_loopback
 from rekindle.config.keys import DEFAULT_NAMESPACE
 from rekindle.config.keywords import SettingsKeywords, SettingsWithoutModel
@@ -31,6 +31,7 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "DISK_SHARE",
     "ENV_PREFIX",
+    "GONE",
     "HOT_SHARE",
     "MOST_DISK_BYTES",
     "MOST_HOT_BYTES",

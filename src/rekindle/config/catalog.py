@@ -19,6 +19,15 @@ from rekindle.config.setting import KEY, Setting, kinds
 from rekindle.config.tier import TierSettings
 
 ENV_PREFIX = "REKINDLE_"
+# What is not set any more, and what holds instead.
+GONE: Mapping[str, str] = {
+    "map_weights": "packed weights are kept in the store's directory from 64 MiB on; with store=off they are not",
+    "max_step_s": "it is four times max_stall_s",
+    "min_reuse_ratio": "any share of a prompt is reused, from 16 tokens on",
+    "min_reuse_tokens": "it is 16",
+    "snapshot_bytes": "hot_bytes is divided between KV and snapshots as for conversations of 8,192 tokens",
+    "text_index_bytes": "it is 256 MiB, or a quarter to a sixteenth of hot_bytes",
+}
 DAY_S = 86400
 # Part of `Settings` -> its title, its class.
 SECTIONS: dict[str, tuple[str, type]] = {

@@ -21,18 +21,13 @@ class SettingsWithoutModel(TypedDict, total=False):
     ]
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"]
     kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"]
-    map_weights: Literal["auto", "on", "off"]
     sampling: Literal["model", "openai"]
     threads: int | None
     hot_bytes: int | str | None
-    snapshot_bytes: int | str | None
     block_tokens: int
     reuse: Literal["on", "off"]
-    min_reuse_tokens: int
-    min_reuse_ratio: float
     max_branches: int
     eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"]
-    text_index_bytes: int | str
     normalise: str
     tail_heading: str | Sequence[str]
     anticipate: Literal["on", "off"]
@@ -57,7 +52,6 @@ class SettingsWithoutModel(TypedDict, total=False):
     max_waiting: int
     request_timeout_s: float | None
     max_stall_s: float
-    max_step_s: float
     max_chunk_tokens: int | None
     speculate: Literal["auto", "off"]
     check_when_idle: bool

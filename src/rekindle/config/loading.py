@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from rekindle.config.backend import BackendSettings
-from rekindle.config.catalog import ENV_PREFIX, SECTIONS, SETTINGS
+from rekindle.config.catalog import ENV_PREFIX, GONE, SECTIONS, SETTINGS
 from rekindle.config.keys import parse_api_keys
 from rekindle.config.parts import (
     CacheSettings,
@@ -100,6 +100,8 @@ def _read_toml(path: Path | None) -> dict[str, Any]:
 
 
 def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
+    if name in GONE:
+        raise ConfigError(f"{_at(source)}{name} is no setting any more: {GONE[name]}")
     if name not in SETTINGS:
         hint = did_you_mean(name, SETTINGS)
         if isinstance(value, Mapping):

@@ -61,12 +61,6 @@ class ModelSettings:
         "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",
     )
-    map_weights: Literal["auto", "on", "off"] = computing(
-        "auto",
-        "keep packed weights in a file in the store's directory and map them at later starts; auto: from 64 MiB on",
-        detail="The file takes as much disk as the weights take memory, which processes share then. It is made anew "
-        "after an update, and with `store=off` there is none.",
-    )
     sampling: Literal["model", "openai"] = setting(
         "model",
         "where the sampling of requests that do not say comes from: the model's makers, or OpenAI's habits alone",
@@ -79,6 +73,8 @@ class ModelSettings:
         unset="all cores",
         bounds=at_least(1, 1024),  # a system that runs out of threads kills the process
     )
+    # Weights from 64 MiB on are kept in a file in the store's directory and mapped at later starts.
+    map_weights: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -93,17 +89,8 @@ class CacheSettings:
     hot_bytes: int | None = computing(
         None, "memory for hot KV, as 512MB or 4GiB", unset="a quarter of what is free, at most 4GiB", bounds=at_least(1)
     )
-    snapshot_bytes: int | None = computing(
-        None,
-        "the part of hot_bytes that is for snapshots of recurrent state",
-        detail="Of models with recurrent or convolutional layers; others have none.",
-        unset="two for each 8,192 tokens, at least eight",
-        bounds=at_least(1),
-    )
     block_tokens: int = setting(64, "tokens in a block", bounds=Bounds(choices=(16, 32, 64, 128, 256)))
     reuse: Literal["on", "off"] = setting("on", "reuse stored KV", detail="`off`: every prompt is computed.")
-    min_reuse_tokens: int = setting(16, "fewest tokens worth reusing", bounds=at_least(1))
-    min_reuse_ratio: float = setting(0.0, "least share of a prompt worth reusing", bounds=at_least(0, 1))
     max_branches: int = setting(
         8,
         "conversations kept per agent",
@@ -117,10 +104,19 @@ class CacheSettings:
         detail="`adaptive` tries four rules on a sample of the traffic and follows the best: it finds more where "
         "memory is small.",
     )
-    text_index_bytes: int = setting(256 * MiB, "memory for finding prompts by their text", bounds=at_least(1))
+    min_reuse_tokens: int = 16  # fewest tokens worth reusing
+    text_index_bytes: int | None = None  # memory for finding prompts by their text
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory for finding prompts by their text: 256 MiB, or a quarter to a sixteenth of `hot_bytes` if given."""
+        if self.text_index_bytes is not None:
+            return self.text_index_bytes
+        hot = MOST_HOT_BYTES if self.hot_bytes is None else self.hot_bytes
+        return max(min(256 * MiB, hot // 4), hot // 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +282,6 @@ class EngineSettings:
         None, "stop a request that is not done by then; it fails with 503", unset="never", bounds=above(0)
     )
     max_stall_s: float = computing(0.25, "longest pause of a running stream for another's prompt", bounds=above(0))
-    max_step_s: float = computing(1.0, "longest step when no other request waits", detail="Not below `max_stall_s`.")
     max_chunk_tokens: int | None = computing(
         None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
     )
@@ -301,10 +296,6 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        need(
-            self.max_step_s >= self.max_stall_s,
-            f"max_step_s ({self.max_step_s}) must not be below max_stall_s ({self.max_stall_s})",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,5 +168,6 @@ def check_fields(part: Any) -> None:
             continue
         is_float = isinstance(value, float)
         need(not is_float or math.isfinite(value), f"{name} must be a finite number, not {shortened(value)}")
-        item.metadata[KEY].bounds.check(name, value)
+        if KEY in item.metadata:
+            item.metadata[KEY].bounds.check(name, value)
         need(is_float or abs(value) <= MOST, f"{name} must be at most {MOST}, not {shortened(value)}")

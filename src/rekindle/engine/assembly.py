@@ -268,7 +268,6 @@ def _prefix_cache(
         fingerprint=spec.fingerprint,
         secret=store.secret if store is not None else secret_of(given.store),
         min_reuse_tokens=settings.min_reuse_tokens,
-        min_reuse_ratio=settings.min_reuse_ratio,
         namespace_share=given.store.namespace_share,
         report_load=loop.report_load,
     )
@@ -344,8 +343,7 @@ def _memory(
         matcher=Matcher(
             encoder,
             min_reuse_tokens=cache.min_reuse_tokens,
-            min_reuse_ratio=cache.min_reuse_ratio,
-            max_index_bytes=cache.text_index_bytes,
+            max_index_bytes=cache.index_bytes,
             clock=time.monotonic,
         ),
         book=BranchBook(max_branches=cache.max_branches),

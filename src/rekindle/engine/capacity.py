@@ -42,8 +42,6 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     least = [_least_slots(layout, part, chunk_tokens) for part in layout.ending_parts]
     rest = [part.payload_bytes for part in layout.ending_parts]
     shares = [_share(layout, part) for part in layout.ending_parts]
-    if layout.state_part is not None and settings.snapshot_bytes is not None:
-        least[-1], shares[-1] = _snapshots(settings.snapshot_bytes, wanted, least[-1], layout), 0.0
     per_block = layout.parts[0].payload_bytes + sum(share * size for share, size in zip(shares, rest, strict=True))
     more = (wanted - sum(slots * size for slots, size in zip(least, rest, strict=True))) / per_block
     num_blocks = max(num_blocks, int(more))
@@ -61,22 +59,6 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     )
     # One block stays for the copy of a shared tail while its original is still held.
     return HotSizes(num_blocks, windows, min(spec.max_context, (num_blocks - 1) * layout.block_tokens))
-
-
-def _snapshots(snapshot_bytes: int, hot_bytes: int, least: int, layout: KVLayout) -> int:
-    """Return how many snapshots of recurrent state the setting gives room for; ConfigError if too few, or no KV."""
-    part = layout.parts[-1]
-    if snapshot_bytes < least * part.payload_bytes:
-        raise ConfigError(
-            f"snapshot_bytes={snapshot_bytes} holds less than {least} snapshots of this model, which one request may "
-            f"need: give at least {least * part.payload_bytes}"
-        )
-    if snapshot_bytes > hot_bytes - 2 * layout.block_bytes:
-        raise ConfigError(
-            f"snapshot_bytes={snapshot_bytes} is part of the {hot_bytes} bytes of hot memory and leaves no room for KV "
-            "there: give less, or more hot_bytes"
-        )
-    return snapshot_bytes // part.payload_bytes
 
 
 def _least_slots(layout: KVLayout, part: PartLayout, chunk_tokens: int) -> int:

@@ -104,24 +104,19 @@ class _Candidate:
 
 
 class Matcher:
-    """Stored branches by agent and by text. `encoder` provides keys, byte ends and safe cuts.
-
-    A match must cover at least `min_reuse_ratio` of the prompt's bytes.
-    """
+    """Stored branches by agent and by text. `encoder` provides keys, byte ends and safe cuts."""
 
     def __init__(
         self,
         encoder: PromptEncoder,
         *,
         min_reuse_tokens: int = 16,
-        min_reuse_ratio: float = 0.0,
         max_index_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.index = TextIndex(encoder.key_of, max_bytes=max_index_bytes)
         self._encoder = encoder
         self._min_reuse_tokens = min_reuse_tokens
-        self._min_reuse_ratio = min_reuse_ratio
         self._clock = clock
         self._agents: dict[tuple[str, str | None], dict[int, StoredBranch]] = {}
 
@@ -224,13 +219,13 @@ class Matcher:
         found = [each for each in (own, shared) if each is not None]
         is_own = own is not None and own.source == "own"
         reported = own if is_own else max(found, key=lambda each: each.num_usable, default=None)
-        relation = self._relation(reported, key) if reported is not None else "none"
+        relation = reported.relation(key, self._min_reuse_tokens) if reported is not None else "none"
         difference = None
         if reported is not None and relation in ("diverge", "none"):
             difference = Difference(
                 reported.matched, reported.key, reported.source, reported.num_usable, len(reported.branch.ids)
             )
-        fit = [each for each in found if self._relation(each, key) != "none"]
+        fit = [each for each in found if each.relation(key, self._min_reuse_tokens) != "none"]
         chosen = max(fit, key=lambda each: each.num_usable, default=None)
         if chosen is None:
             kept = mode or ("continuation" if own is not None else "canonical")
@@ -248,10 +243,6 @@ class Matcher:
             difference=difference,
             seconds=self._clock() - began,
         )
-
-    def _relation(self, found: _Candidate, key: bytes) -> Relation:
-        enough = found.usable_bytes >= self._min_reuse_ratio * len(key)
-        return found.relation(key, self._min_reuse_tokens) if enough else "none"
 
     def _cut(self, found: _Candidate, key: bytes) -> tuple[int, int]:
         """How many ids to reuse and the byte they end at: all usable ones if a text ends there, else a safe cut."""

@@ -14,6 +14,7 @@ from rekindle.config import Settings
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.machine.types import Participant, Plan, Topology
 from rekindle_sessions.service.coordinator import Coordinator, SessionEvent
+from tests.given import settings_of
 
 T = TypeVar("T")
 NAMES = ("Ada", "Ben", "Cleo")
@@ -24,7 +25,7 @@ SHORT: tuple[tuple[str, Any], ...] = (("max_tokens", 6), ("temperature", 0), ("i
 def settings_in(directory: Path, **more: Any) -> Settings:
     """Settings over a store in `directory`; idle work is off, so that what is computed is what was asked."""
     given = {"store": directory, "threads": 1, "hot_bytes": "64MiB", "anticipate": "off", "block_tokens": 16}
-    return Settings.load({**given, **more})
+    return settings_of(**{**given, **more})
 
 
 def plan_of(*names: str, topology: Topology = "round_robin", **more: Any) -> Plan:

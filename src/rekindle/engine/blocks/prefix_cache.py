@@ -74,7 +74,6 @@ class PrefixCache:
         secret: bytes,
         min_reuse_tokens: int,
         report_load: Callable[[Load, int], None],
-        min_reuse_ratio: float = 0.0,
         namespace_share: float = 1.0,
     ) -> None:
         self.pool = pool
@@ -84,7 +83,6 @@ class PrefixCache:
         self._fingerprint = fingerprint
         self.secret = secret
         self._min_reuse_tokens = min_reuse_tokens
-        self._min_reuse_ratio = min_reuse_ratio
         self._most_of_namespace = max(1, int(namespace_share * pool.num_blocks)) if namespace_share < 1 else None
         self._bounded: set[BlockHash] = set()
         self.loads = Loads(pool=pool, arena=arena, report=report_load)
@@ -236,7 +234,7 @@ class PrefixCache:
         matched = len(hot) * size + (child[1] if child else 0)
         blocks = [*hot, child[0]] if child else hot
         position = self.ending.resume_at(blocks, self._usable(sequence, matched))
-        stored = position if position >= self._least(sequence) else 0
+        stored = position if position >= min(self._min_reuse_tokens, sequence.num_prompt - 1) else 0
         num_stored = max(num_stored, matched)
         is_early = self.ending.is_early(position, num_stored, sequence.num_resumable)
         sequence.note_resumed(stored, num_matched=num_stored if is_early else stored)
@@ -257,11 +255,6 @@ class PrefixCache:
             if covered > 0 and self.pool.name(block) in sequence.loaded:
                 sequence.warm_tokens += covered
         sequence.hot_tokens = reused - sequence.warm_tokens
-
-    def _least(self, sequence: Sequence) -> float:
-        """Return the fewest tokens worth reusing; the ratio does not apply to a sequence that ran before."""
-        ratio = self._min_reuse_ratio if not sequence.num_preemptions else 0.0
-        return max(min(self._min_reuse_tokens, sequence.num_prompt - 1), ratio * sequence.num_prompt)
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve positions [0, num_tokens), copying a shared tail that will be written; False on a shortage."""

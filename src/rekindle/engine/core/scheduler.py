@@ -6,10 +6,10 @@ picked request's `num_computed` towards its `num_tokens`:
     decodes     one row each, always
     prefills    as many rows as fit into the rest of the bound, namespaces in turn by the rows they had
 
-The bound is `max_stall_s` while another request runs, loads or waits, else `max_step_s`; if even `MIN_CHUNK` rows take
-longer, they run anyway and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that short, to learn
-what a row costs; the others get as many rows as lengthen them by `LATE_SHARE`, so that a machine that stalls however
-few the rows computes as many as it can.
+The bound is `max_stall_s` while another request runs, loads or waits, else `ALONE` times that; if even `MIN_CHUNK` rows
+take longer, they run anyway and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that short, to
+learn what a row costs; the others get as many rows as lengthen them by `LATE_SHARE`, so that a machine that stalls
+however few the rows computes as many as it can.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rekindle.engine.request import Request, State
 from rekindle.engine.sequence import Sequence
 
 MIN_CHUNK = 16
+ALONE = 4
 LATE_SHARE, PROBE_EVERY = 0.25, 8
 LONGEST_WAIT_S = 2.0
 IDLE_SHARE = 0.4  # of `max_stall_s`, for a step of idle work
@@ -242,7 +243,7 @@ class Scheduler:
         prefilling = [request for request in self.running if request.sequence.num_left > 1]
         chunks = [Chunk(request.sequence, request.sequence.num_computed, 1, request) for request in decoding]
         alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
-        bound = self._settings.max_step_s if alone else self._settings.max_stall_s
+        bound = (ALONE if alone else 1) * self._settings.max_stall_s
         rows, contexts, scored = len(chunks), sum(chunk.start for chunk in chunks), 0
         self._rows.keep({request.namespace for request in prefilling})
         for request in self._picks(prefilling, now, self._rows.of):

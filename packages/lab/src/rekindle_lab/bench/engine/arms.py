@@ -105,7 +105,7 @@ def warm(job: Job) -> Iterator[Measurement]:
 
 def memory(job: Job) -> Iterator[Measurement]:
     """Measure a cold prompt's peak memory above the loaded engine's, in chunks or (`variant` "one piece") at once."""
-    one_piece = {"max_chunk_tokens": job.context, "max_step_s": 1e6, "max_stall_s": 1e6}
+    one_piece = {"max_chunk_tokens": job.context, "max_stall_s": 1e6}
     changes = one_piece if job.variant == "one piece" else {}
     with Engine(job.settings(store="off", **changes)) as engine:
         workload = workload_of(job)
