@@ -35,7 +35,6 @@ VALUES = {
     "namespace_share": 0.5,
     "agent_ttl_s": 86400.0,
     "anonymous_ttl_s": 60.0,
-    "stale_ttl_s": 5.0,
     "max_waiting": 7,
     "max_running": 3,
     "request_timeout_s": 12.5,

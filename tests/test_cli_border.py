@@ -150,7 +150,6 @@ WRONG = {  # what is given -> what is said of it
     ("--device", "cuda:77"): "device=cuda:77 cannot be used: ",
     ("--threads", "0"): "threads must be from 1 to 1024, not 0",
     ("--threads", "1000000"): "threads must be from 1 to 1024, not 1000000",
-    ("--readers", "1000000"): "readers must be from 1 to 64, not 1000000",
     ("--dtype", "fp8"): "dtype: must be one of auto, bf16, fp32",
     ("--store", "FILE"): "it is a file; check its permissions, or choose another as store",
     ("--store", BELOW_A_FILE): "Not a directory; check its permissions, or choose another as store",

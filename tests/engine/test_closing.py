@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.config import Settings
 from rekindle.engine import agent_admin
 from rekindle.engine.api import Engine
 from rekindle.engine.factory import assemble
@@ -18,6 +17,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.store.commands import Pin
 from tests.engine.conftest import Start
 from tests.engine.holding import held
+from tests.given import settings_of
 from tests.tiny_models import tiny_model_dir
 
 
@@ -70,7 +70,7 @@ def test_orders_that_wait_when_it_ends_are_carried_out_or_refused(
     tiny_llama: Path, tmp_path: Path, has_room: bool
 ) -> None:
     given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "staging_bytes": 1, "store": tmp_path / "store"}
-    parts = assemble(Settings.load({"model": str(tiny_llama), **given}))
+    parts = assemble(settings_of(model=str(tiny_llama), **given))
     parts.start()
     order, said, go_on = Pin("default", "ada", 0.0), Generation(), threading.Event()
     assert parts.store is not None

@@ -6,9 +6,9 @@ import sys
 import threading
 
 from rekindle import Engine
-from rekindle.config import Settings
 from rekindle.server.serve import open_listeners, run_server
 from tests.engine.dying import died, poison
+from tests.given import settings_of
 
 
 def end_threads(engine: Engine) -> None:
@@ -20,7 +20,7 @@ def end_threads(engine: Engine) -> None:
 def main() -> None:
     """Serve a model, the first argument, with a store, the second; the first line is the port."""
     flags = {"model": sys.argv[1], "store": sys.argv[2], "threads": 1, "hot_bytes": "64MiB", "readers": 1, "port": 0}
-    settings = Settings.load(flags)
+    settings = settings_of(**flags)
     listeners = open_listeners(settings.server)
     port = listeners[0].getsockname()[1]
     with Engine(settings) as engine:

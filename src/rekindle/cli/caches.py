@@ -137,11 +137,11 @@ def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption
 
 
 @cache.command(cls=GroupedCommand)
-@with_settings(only=("store", "stale_ttl_s"))
+@with_settings(only=("store",))
 def gc(
     settings: Settings,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="unused for this long: 90s, 8h, 30d [--stale-ttl-s]")
+        str | None, typer.Option("--older-than", help="unused for this long: 90s, 8h, 30d [30d]")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be removed, remove nothing")] = False,
     as_json: JsonOption = False,

@@ -25,7 +25,12 @@ GONE: Mapping[str, str] = {
     "max_step_s": "it is four times max_stall_s",
     "min_reuse_ratio": "any share of a prompt is reused, from 16 tokens on",
     "min_reuse_tokens": "it is 16",
+    "readers": "the store is read by two threads",
+    "response_bytes": "it is an eighth of disk_bytes",
+    "session_bytes": "it is an eighth of disk_bytes",
     "snapshot_bytes": "hot_bytes is divided between KV and snapshots as for conversations of 8,192 tokens",
+    "staging_bytes": "it is 64 MiB",
+    "stale_ttl_s": "it is 30 days; `rekindle cache gc` removes stores earlier",
     "text_index_bytes": "it is 256 MiB, or a quarter to a sixteenth of hot_bytes",
 }
 DAY_S = 86400

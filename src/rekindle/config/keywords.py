@@ -37,12 +37,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     disk_bytes: int | str | None
     agent_ttl_s: float | None
     anonymous_ttl_s: float
-    stale_ttl_s: float
     namespace_share: float
-    session_bytes: int | str | None
-    response_bytes: int | str | None
-    staging_bytes: int | str
-    readers: int
     tier: str | Path | None
     tier_bytes: int | str | None
     tier_ttl_s: float | None

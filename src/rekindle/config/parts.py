@@ -188,48 +188,22 @@ class StoreSettings:
     )
     agent_ttl_s: float | None = setting(None, "forget agents unused for this long", unset="never", bounds=at_least(1))
     anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for this long", bounds=at_least(1))
-    stale_ttl_s: float = setting(
-        30 * 86400.0,
-        "forget other models' stores in this directory unused for this long",
-        detail="This happens at start.",
-        bounds=at_least(0),
-    )
     namespace_share: float = setting(
         1.0,
         "share of disk and hot memory above which a tenant is evicted before others",
         detail="1: no quota.",
         bounds=above(0, 1),
     )
-    session_bytes: int | None = setting(
-        None,
-        "part of disk_bytes for coordination sessions; tenants share it equally",
-        detail="Together with `response_bytes` at most `disk_bytes`.",
-        unset="an eighth of disk_bytes",
-        bounds=at_least(1),
-    )
-    response_bytes: int | None = setting(
-        None,
-        "part of disk_bytes for stored responses; tenants share it equally",
-        unset="an eighth of disk_bytes",
-        bounds=at_least(1),
-    )
-    staging_bytes: int = setting(
-        64 * MiB,
-        "memory for blocks on their way to the disk; there is always room for two of each kind",
-        bounds=at_least(1),
-    )
-    readers: int = setting(2, "threads that read the store", bounds=at_least(1, 64))
+    stale_ttl_s: float = 30 * 86400.0  # other models' stores that were unused for this long are removed at start
+    staging_bytes: int = 64 * MiB  # for blocks on their way to the disk; there is always room for two of each kind
+    readers: int = 2  # threads
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_slot(self.slot)
+        need(1 <= self.readers <= 64, f"readers must be from 1 to 64, not {self.readers}")
         if self.secret is not None:
             check_secret(self.secret)
-        words = (self.session_bytes or 0) + (self.response_bytes or 0)
-        need(
-            self.disk_bytes is None or words <= self.disk_bytes,
-            f"session_bytes and response_bytes are within disk_bytes ({self.disk_bytes}), and may not be {words}",
-        )
 
     def directory(self) -> Path:
         """`dir`, or this system's directory for user caches; slots share it."""

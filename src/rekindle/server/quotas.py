@@ -15,15 +15,15 @@ MEMORY_BYTES = 128 << 20  # for sessions, and the same for responses, without a 
 
 def session_bytes(engine: Engine, settings: ServerSettings) -> int:
     """Return the bytes of coordination sessions that a namespace may have."""
-    return _part(engine, engine.settings.store.session_bytes, settings)
+    return _part(engine, settings)
 
 
 def response_bytes(engine: Engine, settings: ServerSettings) -> int:
     """Return the packed bytes of stored responses that a namespace may have."""
-    return min(MAX_BYTES, _part(engine, engine.settings.store.response_bytes, settings))
+    return min(MAX_BYTES, _part(engine, settings))
 
 
-def _part(engine: Engine, given: int | None, settings: ServerSettings) -> int:
+def _part(engine: Engine, settings: ServerSettings) -> int:
     store = engine.stats().store
     share = MEMORY_BYTES if store is None else int(WORDS_SHARE * store["disk_bytes"])
-    return (share if given is None else given) // len(settings.namespaces())
+    return share // len(settings.namespaces())
