@@ -13,9 +13,9 @@ from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
-from rekindle.server.anthropic.blocks import Blocks
 from rekindle.server.anthropic.calls import ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.habits import TemplateHabits, find_habits
+from rekindle.server.anthropic.reply import Blocks
 from rekindle.server.anthropic.signatures import reasoning_of, sign
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
 from rekindle.engine.api import Engine
@@ -31,7 +31,6 @@ from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.guard import Guard
 from rekindle.server.gate.limits import Limits, ShutdownGate
 from rekindle.server.gate.tenants import TenantRequests
-from rekindle.server.heads import HeadRequests
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.gauges import EngineCollector
@@ -50,6 +49,37 @@ from rekindle.server.responses.stored import StoredResponses
 from rekindle.server.schema import schema_router
 from rekindle.server.tokens import tokens_router
 from rekindle.text.length import PromptBound
+
+# HEAD requests: the head of what GET answers, on every route that has a GET.
+#
+# Clients and load balancers ask with HEAD whether a server is there, and routes declare GET alone.
+
+
+class HeadRequests:
+    """ASGI middleware that runs a HEAD as a GET and drops the body of its answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a HEAD; pass everything else on."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        has_ended = False
+
+        async def receive_until_answered() -> Message:
+            # A stream would never end: for it the client has left once the head is sent.
+            return {"type": "http.disconnect"} if has_ended else await receive()
+
+        async def send_head(message: Message) -> None:
+            nonlocal has_ended
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+                has_ended = True
+
+        await self._app({**scope, "method": "GET"}, receive_until_answered, send_head)
 
 
 class App(FastAPI):

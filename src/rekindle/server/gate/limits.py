@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
+from rekindle.kernels import allocator
 from rekindle.server.errors import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of
-from rekindle.server.memory import LARGE, FreedMemory
 
 MIN_BYTES_PER_S = 16 << 10  # a body slower than this, beyond `read_timeout_s`, times out
 BODIES_AT_ONCE = 8  # budget of all requests together, in bodies of the largest size (256 MiB by default)
@@ -31,6 +31,30 @@ _BROKEN = "rekindle_broken_body"
 LIMITED = ("/v1/", "/api/")
 STOPPING = Problem(503, "server_error", "the server is stopping: try again", code="stopping", retry_after_s=5)
 CROWDED = Problem(503, "server_error", "too many large bodies at once: try again", code="overloaded", retry_after_s=1)
+LARGE = 1 << 20  # bytes of a body that make a trim worthwhile
+AFTER_S = 1.0  # once for all bodies of a second
+
+
+# Return of memory that large bodies used to the operating system, shortly after they are answered.
+#
+# The allocator would keep the memory of a tenant's body, once for every thread that has handled it.
+
+
+class FreedMemory:
+    """Schedules trims on one event loop."""
+
+    def __init__(self) -> None:
+        self._is_due = False
+
+    def give_back(self) -> None:
+        """Schedule a trim of free memory, in a worker thread."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(AFTER_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._is_due = False
+        asyncio.get_running_loop().run_in_executor(None, allocator.trim)
 
 
 @dataclass(slots=True)
