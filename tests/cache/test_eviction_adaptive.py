@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from rekindle.cache.eviction import EvictionOrder, Policy, make_policy
 from rekindle.cache.eviction.adaptive import (
+    FAR,
     UNKNOWN,
     Adaptive,
     EvictedKeys,
+    Rule,
+    Trial,
     bimodal,
     new_earlier,
     new_first,
     recent,
 )
-from rekindle.cache.eviction.trial import FAR, Rule, Trial
 
 
 def keys_of(number: int) -> int:

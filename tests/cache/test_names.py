@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rekindle.cache.blocks.contents import Roots
 from rekindle.cache.blocks.hash_column import HashColumn
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.cache.blocks.roots import Roots
 
 NUM_SLOTS = 7
 NAMES = [BlockHash(bytes([number]) * 32) for number in range(12)]

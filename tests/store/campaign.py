@@ -23,7 +23,7 @@ import pytest
 
 from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.config import StoreSettings
-from rekindle.store import connections, sqlite_file
+from rekindle.store import index, sqlite_file
 from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.room import OnLost, ignore
 from rekindle.store.sqlite_file import connect
@@ -133,7 +133,7 @@ class Campaign:
             return connection
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in (sqlite_file, connections):
+            for module in (sqlite_file, index):
                 patch.setattr(module, "connect", traced)
             store = self.open(fs=self.fs, on_saved=self.told, on_lost=self.lost)
             store.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rekindle.tier.tally import Tally
+from rekindle.tier.imports import Tally
 
 
 class Slow(int):

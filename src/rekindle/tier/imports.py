@@ -8,8 +8,10 @@ Any thread.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.identity import BlockIdentity
@@ -20,7 +22,6 @@ from rekindle.tier.pace import Pace
 from rekindle.tier.patience import Patience, can_ask, head_s
 from rekindle.tier.records import FetchedBlock, Records
 from rekindle.tier.sealing import BadObject
-from rekindle.tier.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,25 @@ MOST_SUSPECTS = 1 << 14
 # little time themselves: on a busy machine any answer may be late by some milliseconds.
 EVIDENT, EVIDENT_S = 4.0, 0.025
 MISSES = 4  # of these in a row, and nobody asks for blocks for a while
+
+
+class Tally:
+    """Sums by name, each 0 until something was added. Any thread; none of what is added is lost."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Counter[str] = Counter()
+
+    def add(self, **numbers: int) -> None:
+        """Add to some of the sums."""
+        with self._lock:
+            for name, number in numbers.items():
+                self._sums[name] += number
+
+    def sums(self) -> Mapping[str, int]:
+        """Return all of them as they are now, as of one moment."""
+        with self._lock:
+            return self._sums.copy()
 
 
 @dataclass(frozen=True, slots=True)
