@@ -49,6 +49,12 @@ class StepCosts:
         a, b, c = self._coefficients
         return float(a + b * rows + c * row_contexts)
 
+    def predict_each(self, *, rows: np.ndarray, row_contexts: int) -> np.ndarray:
+        """Return the expected seconds of a step for each number of rows; float64 [len(rows)]."""
+        a, b, c = self._coefficients
+        seconds: np.ndarray = a + b * rows + c * row_contexts
+        return seconds
+
     def prefill(self, num_tokens: int, start: int) -> float:
         """Return the expected seconds of computing `num_tokens` of a prompt from position `start` on, alone."""
         contexts = num_tokens * start + num_tokens * num_tokens // 2

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Values
 from dataclasses import replace
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -72,23 +73,19 @@ class Speculation:
             for index, chunk in enumerate(chunks)
             for chance in chunk.sequence.acceptance.chances(self._drafts[chunk.sequence])
         ]
-        rows.sort(key=lambda row: -row[0])  # stable, and chances never increase: a draft's rows stay in order
-        gained = np.cumsum([len(chunks), *(chance for chance, _ in rows)])
-        seconds = np.array([self._seconds(chunks, count) for count in range(len(rows) + 1)])
+        rows.sort(key=itemgetter(0), reverse=True)  # stable, and chances never increase: a draft's rows stay in order
+        gained = np.cumsum([len(chunks), *[chance for chance, _ in rows]])
+        seconds = self._costs.predict_each(rows=len(chunks) + np.arange(len(rows) + 1), row_contexts=_contexts(chunks))
         rates = gained / np.maximum(seconds, 1e-9)
         rates[1:][seconds[1:] > self._max_step_s] = 0.0
         taken = [index for _, index in rows[: int(rates.argmax())]]
         return [taken.count(index) for index in range(len(chunks))]
 
-    def _seconds(self, chunks: Values[Chunk], num_drafted: int) -> float:
-        """Predict the seconds of a step; drafted rows share the context of their sequence, so it counts once."""
-        return self._costs.predict(rows=len(chunks) + num_drafted, row_contexts=sum(chunk.start for chunk in chunks))
-
     def observe(self, chunks: Values[Chunk], seconds: float) -> None:
         """Learn from a finished step."""
         if all(map(_decodes, chunks)):
             rows = sum(1 + len(chunk.draft) for chunk in chunks)
-            self._costs.observe(rows=rows, row_contexts=sum(chunk.start for chunk in chunks), seconds=seconds)
+            self._costs.observe(rows=rows, row_contexts=_contexts(chunks), seconds=seconds)
 
     def judge(self, chunk: Chunk) -> None:
         """Learn from the tokens that were sampled in a step, and count them."""
@@ -98,6 +95,11 @@ class Speculation:
         num_right = sequence.acceptance.judge(draft, sampled)
         self.num_drafted += len(chunk.draft)
         self.num_accepted += min(num_right, len(chunk.draft))
+
+
+def _contexts(chunks: Values[Chunk]) -> int:
+    """The tokens that the rows of a decoding step attend to; those of a draft share the context of their sequence."""
+    return sum([chunk.start for chunk in chunks])
 
 
 def _decodes(chunk: Chunk) -> bool:
