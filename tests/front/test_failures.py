@@ -108,7 +108,7 @@ def test_a_refusal(
 def test_a_silent_backend_is_given_up(scripted_model: Path) -> None:
     with (
         foreign(hangs=True, body=chunk([5])) as backend,
-        over(scripted_model, backend, backend_silence_s=0.3) as front,
+        over(scripted_model, backend, silence_s=0.3) as front,
     ):
         answer = chat(front)
         assert answer.status == 503 and "sent nothing for 0.3 s" in answer.error["message"]
@@ -118,7 +118,7 @@ def test_a_silent_backend_is_given_up(scripted_model: Path) -> None:
 def test_a_line_that_never_ends_is_silence(scripted_model: Path) -> None:
     with (
         foreign(body=chunk([5]), repeats=b"x") as backend,
-        over(scripted_model, backend, backend_silence_s=0.5) as front,
+        over(scripted_model, backend, silence_s=0.5) as front,
     ):
         answer = chat(front)
         assert answer.status == 503 and "sent nothing for 0.5 s" in answer.error["message"]

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM
 
 from rekindle import Engine
-from rekindle.config import Settings
+from tests.given import settings_of
 from tests.server import conftest
 from tests.server.conftest import Served
 from tests.tiny_models import END_ID, tiny_config, tiny_tokenizer, write_tokenizer
@@ -133,7 +133,7 @@ def write_scripted_model(directory: Path) -> Path:
 @contextmanager
 def serving(**flags: object) -> Iterator[Served]:
     """A server over a real socket with an engine of these settings."""
-    settings = Settings.load(flags)
+    settings = settings_of(**flags)
     with Engine(settings) as engine:
         with conftest.serving(engine, settings.server) as running:
             yield running

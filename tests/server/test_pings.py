@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from rekindle import Engine
-from rekindle.config import ServerSettings, Settings
+from rekindle.config import ServerSettings
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.errors import BadRequest, Cancelled, RekindleError, Timeout
@@ -26,6 +26,7 @@ from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.openai.chat import ChatReply
 from rekindle.text.replies import ReplyFormat
+from tests.given import settings_of
 from tests.server.conftest import Served, serving
 from tests.server.test_log import report
 
@@ -151,7 +152,7 @@ def test_a_slow_prefill_over_a_socket_shows_that_it_lives(served: Served) -> Non
 def test_a_timeout_behind_the_head_is_the_clients_exception(tmp_path: Path) -> None:
     flags = {"store": tmp_path, "threads": 1, "max_chunk_tokens": 16, "request_timeout_s": 1.0, "ping_s": 0.02}
     flags["kernels"] = "torch"  # the prompt shall take longer than that
-    settings = Settings.load(flags)
+    settings = settings_of(**flags)
     with Engine(settings) as engine, serving(engine, settings.server) as running:
         stream = running.client().chat.completions.create(
             model="default", messages=[{"role": "user", "content": LONG * 2}], stream=True

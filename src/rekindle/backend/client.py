@@ -204,7 +204,7 @@ class Backend:
 
     def _silent(self) -> RekindleError:
         silence_s = self._address.silence_s
-        return Timeout(f"the backend sent nothing for {silence_s:g} s (backend_silence_s)")
+        return Timeout(f"the backend sent nothing for {silence_s:g} s")
 
     def _refusal(self, response: httpx.Response, data: bytes) -> RekindleError:
         """Return the error for an answer that is no stream, of these bytes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from rekindle.config.setting import above, check_fields, need, setting
+from rekindle.config.setting import check_fields, need, setting
 
 BackendKind = Literal["vllm", "openai"]
 KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
@@ -30,13 +30,6 @@ class BackendSettings:
         name="backend_model",
     )
     key: str | None = setting(None, "key for the backend", unset="none", given="secret", name="backend_key")
-    silence_s: float = setting(
-        600.0,
-        "give a request up when the backend sends nothing for this long",
-        bounds=above(0),
-        name="backend_silence_s",
-    )
-
     flags: str | None = setting(
         None,
         "more flags of `vllm serve`, for a vLLM that is started here",
@@ -44,6 +37,7 @@ class BackendSettings:
         unset="none",
         name="backend_flags",
     )
+    silence_s: float = 600.0  # a request is given up when the backend sends nothing for this long
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,11 +21,14 @@ from rekindle.config.tier import TierSettings
 ENV_PREFIX = "REKINDLE_"
 # What is not set any more, and what holds instead.
 GONE: Mapping[str, str] = {
+    "backend_silence_s": "a request is given up when the backend sends nothing for 600 seconds",
     "map_weights": "packed weights are kept in the store's directory from 64 MiB on; with store=off they are not",
     "max_step_s": "it is four times max_stall_s",
     "min_reuse_ratio": "any share of a prompt is reused, from 16 tokens on",
     "min_reuse_tokens": "it is 16",
+    "ping_s": "a stream without new output sends a ping every 5 seconds",
     "readers": "the store is read by two threads",
+    "record_bytes": "a record of 1 GiB is set aside for a new one",
     "response_bytes": "it is an eighth of disk_bytes",
     "session_bytes": "it is an eighth of disk_bytes",
     "snapshot_bytes": "hot_bytes is divided between KV and snapshots as for conversations of 8,192 tokens",

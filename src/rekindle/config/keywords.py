@@ -53,7 +53,6 @@ class SettingsWithoutModel(TypedDict, total=False):
     backend: str | None
     backend_model: str | None
     backend_key: str | None
-    backend_silence_s: float
     backend_flags: str | None
     host: str
     port: int
@@ -70,9 +69,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     max_connections_per_address: int | None
     read_timeout_s: float
     stop_s: float
-    ping_s: float
     record: str | Path | None
-    record_bytes: int | str
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 

@@ -321,23 +321,18 @@ class ServerSettings:
         30.0, "longest wait for a request's head, and for more of its body", bounds=above(0)
     )
     stop_s: float = setting(5.0, "how long a stop waits for running answers", bounds=at_least(0))
-    ping_s: float = setting(5.0, "how often a stream without new output sends a ping", bounds=above(0))
     record: Path | None = setting(
         None,
         "write every request to this file or directory, to replay the day",
         detail="A directory must exist. See [replay.md](replay.md).",
         unset="off",
     )
-    record_bytes: int = setting(
-        1024 * MiB,
-        "size at which a record is set aside for a new one",
-        detail="It replaces the one set aside before.",
-        bounds=at_least(1),
-    )
     log_format: Literal["text", "json"] = setting("text", "lines for people, or one JSON object a line")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe lines to write; requests are info, failures of the server warning"
     )
+    ping_s: float = 5.0  # a stream without new output sends a ping this often
+    record_bytes: int = 1024 * MiB  # a record of this size is set aside for a new one, in place of the one before
 
     def __post_init__(self) -> None:
         check_fields(self)
