@@ -21,8 +21,6 @@ engine.chat("ada", told, temperatur=0)  # wrong
 engine.stream(None, told, max_tokens="3")  # wrong
 engine.generate("Hi", tools=[])  # wrong
 engine.prefill("ada", told, open_ends=True)  # wrong
-engine.warm("ada", told, open_end=True)
-engine.warm("ada", told, open_ends=True)  # wrong
 CacheManager[str](max_entrys=3)  # wrong
 """
 

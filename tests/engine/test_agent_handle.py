@@ -6,8 +6,6 @@ import asyncio
 
 import pytest
 
-from rekindle.engine.agent import Agent
-from rekindle.engine.api import Engine
 from rekindle.engine.types import Delta
 from rekindle.errors import BadRequest, NotFound, RekindleError
 from tests.engine.conftest import Start
@@ -50,12 +48,6 @@ def test_a_handle_keeps_drops_and_forgets(start: Start) -> None:
     engine.check()
 
 
-def test_old_names_are_the_same_methods() -> None:
-    for owner in (Agent, Engine):
-        assert (owner.warm, owner.prefetch, owner.evict) == (owner.prefill, owner.load, owner.offload)
-    assert Engine.warming == Engine.prefilling
-
-
 def test_why_has_the_last_reports_and_forgets_with_the_agent(start: Start) -> None:
     engine = start(store="off")
     ada = engine.agent("ada")
@@ -87,15 +79,9 @@ def test_a_handle_waits_without_blocking_the_loop(start: Start) -> None:
     assert "".join(delta.text for delta in deltas) == text and deltas[-1].finish_reason is not None
 
 
-def test_what_engine_agent_returned_before_is_read_off_the_handle(start: Start) -> None:
-    engine = start(store="off")
-    engine.chat("ada", HELLO, temperature=0, max_tokens=3)
-    ada, info = engine.agent("ada"), engine.agent_info("ada")
-    assert (ada.num_tokens, ada.branch_infos, ada.agent) == (info.num_tokens, info.branch_infos, "ada")
-    with pytest.raises(AttributeError, match="num_token"):
-        ada.num_token  # noqa: B018
+def test_an_invalid_id_is_refused(start: Start) -> None:
     with pytest.raises(BadRequest):
-        engine.agent("")
+        start(store="off").agent("")
 
 
 def test_an_engine_and_its_handles_outlive_it_quietly(start: Start) -> None:

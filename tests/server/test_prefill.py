@@ -64,27 +64,6 @@ def test_why_and_figures_report_a_prefill(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "before"),
-    [("warm", "prefill", "load"), ("prefetch", "load", "offload"), ("evict", "offload", "load")],
-)
-def test_the_old_name_of_a_route_answers_the_same(served: Served, old: str, new: str, before: str) -> None:
-    agent = f"renamed-{new}"
-    talk = [{"role": "system", "content": f"{agent}. {SYSTEM}"}, TALK[1]]
-    prefill(served, agent, talk)
-    answers = []
-    for verb in (new, old):
-        assert served.send("POST", f"/v1/agents/{agent}/{before}").status == 200
-        answer = served.send("POST", f"/v1/agents/{agent}/{verb}", {"messages": talk} if new == "prefill" else None)
-        assert answer.status == 200, answer.body
-        answers.append(answer.json)
-        answers[-1].get("rekindle", {}).pop("timings", None)
-    assert answers[0] == answers[1]
-    if new == "prefill":
-        entries = served.send("GET", f"/v1/agents/{agent}/why").json["data"]
-        assert [entry["endpoint"].rpartition("/")[2] for entry in entries] == [old, new, new]
-
-
-@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"messages": []}, "messages"),

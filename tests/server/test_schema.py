@@ -46,18 +46,9 @@ def test_generating_routes_are_described_by_what_validates_them(described: Any) 
 
 
 def test_bodies_that_are_read_by_hand_are_described(described: Any) -> None:
-    for name in ("prefill", "warm"):
-        request = described["paths"][f"/v1/agents/{{id}}/{name}"]["post"]["requestBody"]
-        assert request["content"]["application/json"]["schema"]["$ref"].endswith("/PrefillBody")
+    request = described["paths"]["/v1/agents/{id}/prefill"]["post"]["requestBody"]
+    assert request["content"]["application/json"]["schema"]["$ref"].endswith("/PrefillBody")
     assert set(described["components"]["schemas"]["PrefillBody"]["properties"]) == set(PrefillBody.model_fields)
-
-
-def test_old_names_of_routes_are_deprecated(described: Any) -> None:
-    found = {path: each["description"] for path, _, each in operations(described) if each.get("deprecated")}
-    old_names = {"warm": "prefill", "prefetch": "load", "evict": "offload"}
-    assert found == {
-        f"/v1/agents/{{id}}/{old}": f"Old name of `POST /v1/agents/{{id}}/{new}`." for old, new in old_names.items()
-    }
 
 
 def test_metrics_are_described_as_the_text_they_are(described: Any, served: Served) -> None:

@@ -127,7 +127,6 @@ def unpin(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_js
     return _say(answer, as_json, f"{show_id(agent)} is not pinned")
 
 
-@agents.command("evict", cls=GroupedCommand, help="Old name of `offload`.")
 @agents.command(cls=GroupedCommand)
 @with_settings(only=())
 def offload(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:

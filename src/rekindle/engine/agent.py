@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rekindle.agent_ids import check_new_agent_id
 from rekindle.cache.blocks.token_ids import Ids
@@ -82,9 +82,6 @@ class Agent:
         """Compute and remember a prompt and wait for it, as `Engine.prefilling` does; return its report."""
         return self._submit(prefill_request(messages, self.id, self.namespace, **options)).result().report
 
-    warm = prefill
-    """Old name of `prefill`."""
-
     def load(self) -> Report:
         """Load what is stored of the branch used last into memory, as far as it fits; compute nothing. An agent that
         only other replicas know is imported from the object tier first.
@@ -94,9 +91,6 @@ class Agent:
         ids = agent_admin.latest_ids(self._parts(), self.namespace, self.id)
         request = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
         return self._submit(request).result().report
-
-    prefetch = load
-    """Old name of `load`."""
 
     def fork(self, target: str) -> Agent:
         """Give `target` everything this agent remembers and return it; no KV is copied. Durable when this returns.
@@ -134,9 +128,6 @@ class Agent:
         StoreError if not all of it can be saved: then nothing is evicted.
         """
         return agent_admin.offload(self._parts(), self.namespace, self.id)
-
-    evict = offload
-    """Old name of `offload`."""
 
     def delete(self) -> None:
         """Forget it on every tier and, with an object tier, on every replica; blocks shared with others stay."""
@@ -182,14 +173,6 @@ class Agent:
     def unpin(self) -> None:
         """Let it expire again."""
         agent_admin.unpin(self._parts(), self.namespace, self.id)
-
-    if not TYPE_CHECKING:  # type checkers should point to `info`
-
-        def __getattr__(self, name: str) -> Any:
-            """The fields of `info`, which `Engine.agent` used to return."""
-            if name in AgentInfo.__dataclass_fields__:
-                return getattr(self.info(), name)
-            raise AttributeError(f"an Agent has no attribute {name!r}")
 
 
 def _forgotten_elsewhere(parts: Components, namespace: str, agent: str) -> Forgotten | None:

@@ -275,17 +275,11 @@ class Engine:
         """
         return self.submit(prefill_request(messages, agent, namespace, **options))
 
-    warming = prefilling
-    """Old name of `prefilling`."""
-
     def prefill(
         self, agent: str, messages: Messages, *, namespace: str = "default", **options: Unpack[PrefillKeywords]
     ) -> Report:
         """Compute and remember a prompt and wait for it, with options as in `prefilling`; return its report."""
         return self.prefilling(agent, messages, namespace=namespace, **options).result().report
-
-    warm = prefill
-    """Old name of `prefill`."""
 
     def agent(self, agent: str, *, namespace: str = "default") -> Agent:
         """Return a handle on one agent, which may not have a memory yet; BadRequest for an invalid id."""
@@ -305,9 +299,6 @@ class Engine:
     def load(self, agent: str, *, namespace: str = "default") -> Report:
         """`Agent.load` of one agent."""
         return self.agent(agent, namespace=namespace).load()
-
-    prefetch = load
-    """Old name of `load`."""
 
     def adopt(
         self,
@@ -344,9 +335,6 @@ class Engine:
     def offload(self, agent: str, *, namespace: str = "default") -> int:
         """`Agent.offload` of one agent."""
         return self.agent(agent, namespace=namespace).offload()
-
-    evict = offload
-    """Old name of `offload`."""
 
     def delete(self, agent: str, *, namespace: str = "default") -> None:
         """`Agent.delete` of one agent."""

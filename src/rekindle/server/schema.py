@@ -64,7 +64,7 @@ GENERATING: tuple[tuple[str, type[BaseModel], type[BaseModel], type[BaseModel], 
 )
 # Other bodies that routes parse by hand.
 BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
-    *((path, prefill.PrefillBody) for path in prefill.PATHS),
+    (prefill.PATH, prefill.PrefillBody),
     (messages.COUNT_PATH, CountBody),
     *TOKEN_BODIES.items(),
     (routes.COUNT_PATH, ResponseBody),

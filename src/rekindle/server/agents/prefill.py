@@ -16,7 +16,7 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, GenerationRequest
-from rekindle.server.agents.routes import PREFIX, Agent, Body, old_name_of
+from rekindle.server.agents.routes import PREFIX, Agent, Body
 from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
 from rekindle.server.answers.extension import RekindleReport
@@ -32,7 +32,7 @@ from rekindle.server.openai.parts import DataEvents
 from rekindle.text.messages import Message, normalise_messages
 from rekindle.text.omissions import Omissions
 
-PATHS = (f"{PREFIX}/{{id}}/prefill", f"{PREFIX}/{{id}}/warm")  # and its old name
+PATH = f"{PREFIX}/{{id}}/prefill"
 
 
 class PrefillBody(Body):
@@ -85,7 +85,6 @@ def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
     """Both routes. A prefill is observed and queued like a request, and ends when its client disconnects."""
     router = Router(prefix=PREFIX, tags=["agents"])
 
-    @router.post("/{id}/warm", response_model=AgentReport, **old_name_of("prefill"))
     @router.post("/{id}/prefill", response_model=AgentReport)
     async def prefill_agent(request: Request, agent: Agent, namespace: Namespace) -> Response:
         """Prefill a conversation and remember it, so that the agent's next request computes only its new tokens."""
@@ -98,7 +97,6 @@ def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
         answer = Answer(_PrefillReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
         return await answer.whole(request)
 
-    @router.post("/{id}/prefetch", response_model=AgentReport, **old_name_of("load"))
     @router.post("/{id}/load", response_model=AgentReport)
     def load_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Load an agent's latest conversation from disk into memory, as far as memory allows; nothing is computed."""

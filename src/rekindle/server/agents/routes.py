@@ -116,11 +116,6 @@ class AgentList(BaseModel):
     data: list[AgentEntry]
 
 
-def old_name_of(verb: str) -> dict[str, Any]:
-    """Options of a route that is kept under its old name."""
-    return {"deprecated": True, "description": f"Old name of `POST {PREFIX}/{{id}}/{verb}`."}
-
-
 def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
     """An agent as JSON; a pin without a limit has `pinned_until` null, as JSON has no infinity."""
     fields = asdict(info)
@@ -189,7 +184,6 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
 
 
 def _keeping(router: APIRouter, engine: Engine) -> None:
-    @router.post("/{id}/evict", response_model=AgentEntry, **old_name_of("offload"))
     @router.post("/{id}/offload", response_model=AgentEntry)
     def offload_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Make an agent durable and drop its blocks from memory, except those that other agents share."""
