@@ -127,6 +127,12 @@ def test_a_setting_that_is_gone_says_what_holds_instead(tmp_path: Path) -> None:
                 Settings.load(*given)
 
 
+@pytest.mark.parametrize(("value", "checks"), [("1", True), ("yes", True), ("0", False), ("OFF", False), ("", False)])
+def test_debugging_checks_the_engine_when_it_is_idle(value: str, checks: bool) -> None:
+    assert Settings.load({}, {"REKINDLE_DEBUG": value}).engine.check_when_idle is checks
+    assert not Settings.load({}).engine.check_when_idle
+
+
 def test_off_loopback_needs_a_key_or_open() -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.0.0.2"):
         ServerSettings(host=host)

@@ -119,7 +119,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         "admin_key": ADMIN,
         "max_context": str(CONTEXT),
         "request_timeout_s": "20",
-        "check_when_idle": "true",
+        "debug": "1",  # the engine checks itself whenever it is idle
     }
     with ServerProcess(flags, log=log, variables=variables) as server:
         server.wait_ready()

@@ -3,7 +3,8 @@
     0    done            2    for the caller to change: a setting, a request, a model, a directory, a missing package
     1    it failed       130  ctrl-C        141  the reader of the output is gone
 
-`REKINDLE_DEBUG=1` shows the traceback of a defect of ours. Needs nothing but Python.
+`REKINDLE_DEBUG=1` shows the traceback of a defect of ours; the engine then checks itself when idle, too. Needs nothing
+but Python.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ ENV_PREFIX = "REKINDLE_"
 # What is not set any more, and what holds instead.
 GONE: Mapping[str, str] = {
     "backend_silence_s": "a request is given up when the backend sends nothing for 600 seconds",
+    "check_when_idle": "REKINDLE_DEBUG=1 does it",
     "map_weights": "packed weights are kept in the store's directory from 64 MiB on; with store=off they are not",
     "max_step_s": "it is four times max_stall_s",
     "min_reuse_ratio": "any share of a prompt is reused, from 16 tokens on",

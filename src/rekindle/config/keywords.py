@@ -49,7 +49,6 @@ class SettingsWithoutModel(TypedDict, total=False):
     max_stall_s: float
     max_chunk_tokens: int | None
     speculate: Literal["auto", "off"]
-    check_when_idle: bool
     backend: str | None
     backend_model: str | None
     backend_key: str | None

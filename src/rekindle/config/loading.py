@@ -67,7 +67,7 @@ class Settings:
             if name.startswith(ENV_PREFIX)
         }
         named = variables.pop("config", None)
-        variables.pop("debug", None)  # only for the command line: see cli/border
+        debug = variables.pop("debug", "").lower()  # of the command line, too: see cli/border
         if config_path is None and named:
             config_path = Path(named)
         given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -84,6 +84,8 @@ class Settings:
                 values.setdefault(section, {})[key] = parsed
                 if name == "store":
                     values[section]["enabled"] = parsed is not None
+        if BOOLEANS.get(debug, bool(debug)):
+            values.setdefault("engine", {})["check_when_idle"] = True
         return cls(**{section: SECTIONS[section][1](**part) for section, part in values.items()})
 
 

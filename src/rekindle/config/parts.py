@@ -264,9 +264,7 @@ class EngineSettings:
         "compute tokens that a stored text continues with along with the next one, where that is faster",
         detail="Replies stay the same, so `auto` is `off` for models whose bits depend on the rows of a step.",
     )
-    check_when_idle: bool = setting(
-        False, "check every invariant of the engine whenever it runs out of work, to find defects", given="file"
-    )
+    check_when_idle: bool = False  # every invariant whenever the engine runs out of work: REKINDLE_DEBUG=1
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -54,8 +54,8 @@ class Bounds:
 class Setting:
     """`help` is one line, without the default; `detail` holds sentences that documents add to it.
 
-    `unset` describes having no value. `name` is the flat name if it differs from the field's. With `given` "file" there
-    is no flag; a "secret" has none either, as every user of the machine could read it, and is not printed.
+    `unset` describes having no value. `name` is the flat name if it differs from the field's. A `given` of "secret"
+    is not printed and has no flag, as every user of the machine could read it.
     """
 
     help: str
@@ -63,7 +63,7 @@ class Setting:
     unset: str = ""
     bounds: Bounds = Bounds()
     name: str | None = None
-    given: Literal["flag", "file", "secret"] = "flag"
+    given: Literal["flag", "secret"] = "flag"
     computing: bool = False
 
 
@@ -75,7 +75,7 @@ def setting(
     unset: str = "",
     bounds: Bounds = Bounds(),
     name: str | None = None,
-    given: Literal["flag", "file", "secret"] = "flag",
+    given: Literal["flag", "secret"] = "flag",
 ) -> T:
     """Return a field of a part with its `Setting`."""
     known = {KEY: Setting(help, detail, unset, bounds, name, given)}
