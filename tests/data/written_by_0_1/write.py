@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:. python tests/data/written_by_0_1/write.py DIRECTORY
 
-They are not to be written again: files of the next version go into a directory of their own.
+They are not to be written again once 0.1.0 is released: files of the next version go into a directory of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
+from rekindle.store.commands import Pin
 from rekindle_sessions.log.records import Memory, SessionRecords
 from rekindle_sessions.machine.types import Entry, MessagePosted, Participant, Plan, Prelude, RoundBegun, TurnEnded
 from tests.store.chains import Chain, open_store, save
@@ -46,7 +47,7 @@ def write(directory: Path) -> None:
     store.start()
     for agent, ids in AGENTS.items():
         save(store, Chain.of(store, ids), agent)
-    store.pin("default", "bob", PINNED_UNTIL).result(10)
+    store.submit(Pin("default", "bob", PINNED_UNTIL)).result(10)
     store.close()
     responses = StoredResponses(directory / RESPONSES_FILE, clock=lambda: 100.0)
     responses.start()
