@@ -84,10 +84,10 @@ $(FLEET_STAMP):
 
 # Compiles what changed; without a compiler a line says so, and everything runs without kernels.
 kernels: $(STAMP)
-	$(BIN)/python -m rekindle.kernels.build
+	$(BIN)/python -m rekindle.compute.cpu.kernels.build
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/rekindle/kernels/librekindle-*.so
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/rekindle/compute/cpu/kernels/librekindle-*.so
 
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

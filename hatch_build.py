@@ -20,7 +20,7 @@ class KernelsHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, print what came of it, and add the libraries, which git ignores; an editable wheel ignores that."""
         sys.path.insert(0, str(Path(self.root, "src")))  # not what may be installed already
-        from rekindle.kernels import build
+        from rekindle.compute.cpu.kernels import build
 
         built = build.build()
         for line in build.report(built):

@@ -20,10 +20,10 @@ from rich.table import Table
 
 from benchmarks.candidates import candidates_of, measured_candidates, scored_candidates
 from benchmarks.llama_logits import KV, LlamaModel
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.record import Measurement, Origin, deliver
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.spec import KVLayout
 from rekindle.text.prompt import PromptEncoder

@@ -21,11 +21,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from rekindle.compute.cpu.kernels import library
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights
 from rekindle.errors import ConfigError
 from rekindle.harness.record import Measurement, Origin, deliver
-from rekindle.kernels import library
-from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
 from rekindle.layer_forms import WeightFormat
 
 Shape = tuple[int, int]  # columns, depth

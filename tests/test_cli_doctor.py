@@ -25,9 +25,9 @@ from rekindle.cli.findings import Finding
 from rekindle.cli.kernel_speed import KernelSpeed, measure_kernels
 from rekindle.cli.model_probes import Place
 from rekindle.cli.repeats import ADVICE, judged, spread
+from rekindle.compute.load import choose_kernels
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import ServerProcess, free_port
-from rekindle.model.load import choose_kernels
 from rekindle.spec import KVLayout, LayerSpec
 from tests.kernels.native import needs_compiler
 

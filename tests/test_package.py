@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.kernels import build
-from rekindle.kernels.levels import LEVELS, library_name
+from rekindle.compute.cpu.kernels import build
+from rekindle.compute.cpu.kernels.levels import LEVELS, library_name
 from tests.kernels.native import can_compile, needs_compiler, runnable, sources
 
 ROOT = Path(__file__).parents[1]
@@ -39,14 +39,14 @@ with Engine.from_pretrained(store=sys.argv[1], threads=1, hot_bytes="64MiB") as 
 """
 KERNELS = """
 import sys
-from rekindle.kernels.library import load
+from rekindle.compute.cpu.kernels.library import load
 for level in sys.argv[1:]:
     library = load(level).library
     assert library.path.is_relative_to(sys.prefix), library
     print(library.level)
 assert "torch" not in sys.modules  # its OpenMP is found all the same
 """
-NATIVE = "from rekindle.kernels import build; print(build.NATIVE)"
+NATIVE = "from rekindle.compute.cpu.kernels import build; print(build.NATIVE)"
 CACHE = """
 import importlib.util, sys
 import rekindle.cache
@@ -128,7 +128,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(packed) as archive:
         archive.extractall(directory, filter="data")
     (project,) = directory.glob("rekindle-*")
-    assert (project / "src/rekindle/kernels/native/simd.hpp").is_file()
+    assert (project / "src/rekindle/compute/cpu/kernels/native/simd.hpp").is_file()
     assert not list(project.rglob("*.so"))
     return project
 
@@ -159,7 +159,7 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     for wanted in (
         "py.typed",
         "server/page/static/index.html",
-        "kernels/native/simd.hpp",
+        "compute/cpu/kernels/native/simd.hpp",
     ):
         assert f"rekindle/{wanted}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -172,7 +172,7 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
 def test_the_wheel_takes_the_kernels_along_and_is_for_one_platform(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert [name for name in names if name.endswith(".so")] == sorted(
-        f"rekindle/kernels/{library_name(level)}" for level in LEVELS
+        f"rekindle/compute/cpu/kernels/{library_name(level)}" for level in LEVELS
     )
     assert re.fullmatch(r"rekindle-[\d.]+-py3-none-(many)?linux_\w*x86_64\.whl", wheel.name)
     (about,) = (name for name in names if name.endswith("dist-info/WHEEL"))
@@ -187,7 +187,7 @@ def test_without_a_compiler_the_wheel_is_for_every_platform(bare_wheel: Path) ->
 @needs_compiler
 def test_an_editable_install_compiles_in_place(unpacked: Path, tmp_path: Path) -> None:
     project = shutil.copytree(unpacked, tmp_path / "project")
-    native = project / "src/rekindle/kernels/native"
+    native = project / "src/rekindle/compute/cpu/kernels/native"
     shutil.rmtree(native)
     sources(native)  # which take a moment
     made, printed = built(project, tmp_path / "made", what="wheel:editable")
@@ -284,12 +284,12 @@ def test_without_kernels_the_same_wheel_answers_and_says_what_is_missing(
     (note,) = (line for line in answer if line.startswith("kernels: "))
     assert note.startswith("kernels: torch; ")
     if runnable() and can_compile():
-        assert note.endswith("install g++, then run python -m rekindle.kernels.build")
+        assert note.endswith("install g++, then run python -m rekindle.compute.cpu.kernels.build")
         native = Path(run(python, "-c", NATIVE, cwd=tmp_path).strip())
         assert {path.name for path in native.iterdir()} == {path.name for path in build.NATIVE.iterdir()}
         shutil.rmtree(native)
         sources(native)  # which take a moment; tests/kernels compile the kernels themselves
-        completed(python, "-m", "rekindle.kernels.build", cwd=tmp_path)
+        completed(python, "-m", "rekindle.compute.cpu.kernels.build", cwd=tmp_path)
         assert run(python, "-c", KERNELS, *runnable(), cwd=tmp_path).split() == runnable()
 
 

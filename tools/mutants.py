@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rekindle.kernels import build
-from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.library import CPUINFO, instructions
+from rekindle.compute.cpu.kernels import build
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.kernels.library import CPUINFO, instructions
 from tools.defects import MUTANTS
 from tools.defects.mutant import Mutant
 
@@ -70,7 +70,7 @@ def copy_tree(target: Path) -> None:
 
 def compile_kernels(tree: Path) -> None:
     """Compile the kernels of a copy; ValueError if that fails."""
-    kernels = tree / "src" / "rekindle" / "kernels"
+    kernels = tree / "src" / "rekindle" / "compute" / "cpu" / "kernels"
     for built in build.build(kernels, kernels / "native"):
         if built.path is None:
             raise ValueError(f"no kernels for {built.level}: {built.said}")

@@ -63,7 +63,7 @@ __all__ += list(LAZY)
 def __getattr__(name: str) -> Any:
     if name in LAZY:
         if name in COMPUTING and "torch" not in sys.modules:
-            from rekindle.kernels.thread_pool import spinning_bounded
+            from rekindle.compute.cpu.kernels.thread_pool import spinning_bounded
 
             with spinning_bounded():
                 import_module("torch")

@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.candidates import BLOCK, Candidate, StoredStep, candidates_of, measured_candidates, scored_candidates
 from benchmarks.fidelity import Served, scored
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.kv.coded import round_trip
 from rekindle.model.adapter import AttentionCall
-from rekindle.model.load import load_model
 from rekindle.spec import LayerSpec
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.text import windows_of

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from benchmarks.commands import app
 from benchmarks.fidelity import TEXTS, Served, scored
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
-from rekindle.model.load import load_model
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.kv import layouts_of, score_formats
 from rekindle_lab.bench.eval.text import windows_of

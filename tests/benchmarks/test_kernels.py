@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from benchmarks.commands import app
 from benchmarks.kernels import KernelBench, Layers, read_shape
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.errors import ConfigError
-from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel
 from tests.kernels.native import built, needs_compiler, runnable
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.engine.api import Engine
 from rekindle.errors import ModelRefused
 from rekindle.model.families import FAMILIES, Family
-from rekindle.model.load import load_model
 from tests.engine.turns import turn, with_template
 from tests.tiny_models import KINDS, tiny_model_dir
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.compute.cpu.kernels.linear import PackedWeights, aligned_memory
+from rekindle.compute.cpu.weights_file import Contents, UnsavedWeights, WeightsFile
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import RekindleError, StoreLocked
-from rekindle.kernels.linear import PackedWeights, aligned_memory
-from rekindle.model.weights_file import Contents, UnsavedWeights, WeightsFile
 from tests.engine.conftest import Start
 from tests.given import settings_of
 from tests.kernels.native import needs_compiler

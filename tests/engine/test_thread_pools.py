@@ -1,6 +1,6 @@
 """Threads that compute: the engine's while it is busy, none while it is idle.
 
-Idle threads of one pool make those of all others slow (`rekindle.kernels.thread_pool`).
+Idle threads of one pool make those of all others slow (`rekindle.compute.cpu.kernels.thread_pool`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rekindle.kernels import thread_pool
+from rekindle.compute.cpu.kernels import thread_pool
 from tests.engine.conftest import Start
 
 THREADS = 3

@@ -20,6 +20,7 @@ from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.token_ids import Ids
 from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.compute.load import load_model
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
@@ -35,7 +36,6 @@ from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from rekindle.model.runner import ModelRunner

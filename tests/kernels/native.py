@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.kernels import build
-from rekindle.kernels.levels import LEVELS, Level
-from rekindle.kernels.library import CPUINFO, KernelChoice, instructions, load
+from rekindle.compute.cpu.kernels import build
+from rekindle.compute.cpu.kernels.levels import LEVELS, Level
+from rekindle.compute.cpu.kernels.library import CPUINFO, KernelChoice, instructions, load
 
 # A parallel region, so that the OpenMP of torch is needed, and a function that no header declares.
 THREADS = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.kernels import build
-from rekindle.kernels.levels import HERE, LEVELS
+from rekindle.compute.cpu.kernels import build
+from rekindle.compute.cpu.kernels.levels import HERE, LEVELS
 from tests.kernels.native import needs_compiler, script, sources
 
 NEWEST_GLIBC = 28  # 2.28, of 2018: what the systems have on which torch is installed
@@ -97,10 +97,12 @@ def test_a_command_that_is_no_compiler_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_it_needs_no_package_and_ends_well_with_nothing_to_compile_with(tmp_path: Path) -> None:
-    shutil.copytree(HERE, tmp_path / "rekindle" / "kernels", ignore=shutil.ignore_patterns("librekindle-*"))
-    shutil.copy(HERE.parent / "__init__.py", tmp_path / "rekindle")
+    package = HERE.parents[2]
+    ignored = shutil.ignore_patterns("librekindle-*", "__pycache__")
+    shutil.copytree(package / "compute", tmp_path / "rekindle" / "compute", ignore=ignored)
+    shutil.copy(package / "__init__.py", tmp_path / "rekindle")
     environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "CXX": ""}
-    command = [sys.executable, "-S", "-m", "rekindle.kernels.build"]
+    command = [sys.executable, "-S", "-m", "rekindle.compute.cpu.kernels.build"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.count("\n") == 1
     assert done.stdout.startswith("no kernels for amx and avx512 and avxvnni and avx2: ")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rekindle.kernels.grids import GROUP, ZERO, Grid, pack_grid, rows_of
-from rekindle.kernels.linear import LinearKernel, PackedWeights
-from rekindle.layer_forms import GridFormat
+from rekindle.compute.cpu.kernels.grids import pack_grid, rows_of
+from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.layer_forms import GROUP, ZERO, Grid, GridFormat
 from tests.kernels.native import needs_compiler
 from tests.kernels.test_int8 import kernels, product
 from tests.kernels.test_linear import from_bf16, random_bf16, to_bf16

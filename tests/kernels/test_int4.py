@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix
 from tests.kernels.native import needs_compiler
 from tests.kernels.test_int8 import kernels, product, quantised, rotated
 from tests.kernels.test_linear import SHAPES, from_bf16, matrix, random_bf16, to_bf16

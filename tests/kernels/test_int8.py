@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
 from rekindle.layer_forms import WeightFormat
 from tests.kernels.native import built, needs_compiler
 from tests.kernels.test_linear import SHAPES, from_bf16, matrix, random_bf16, to_bf16

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.compute.cpu.kernels import build
+from rekindle.compute.cpu.kernels.levels import LEVELS, library_name
+from rekindle.compute.cpu.kernels.library import INTERFACE, KernelChoice, instructions, load
 from rekindle.errors import ConfigError
-from rekindle.kernels import build
-from rekindle.kernels.levels import LEVELS, library_name
-from rekindle.kernels.library import INTERFACE, KernelChoice, instructions, load
 from tests.kernels.native import needs_compiler, runnable, sources
 
 # In a process of its own, as torch is imported in it, and first the library.
 ONE_POOL = """
 import ctypes, pathlib, sys
-from rekindle.kernels.library import load
+from rekindle.compute.cpu.kernels.library import load
 library = load(sys.argv[2], directory=pathlib.Path(sys.argv[1])).library
 assert "torch" not in sys.modules
 assert library.function("rk_count_threads", [ctypes.c_int32], ctypes.c_int32)(3) == 3
@@ -126,7 +126,7 @@ def test_another_interface_is_not_used(tmp_path: Path, interface: int) -> None:
     build.build(tmp_path, sources(tmp_path / "native", interface=interface))
     found = load("auto", directory=tmp_path)
     assert found.library is None and f"has interface {interface} instead of {INTERFACE}" in found.why_not
-    with pytest.raises(ConfigError, match=r"has interface .*: run python -m rekindle\.kernels\.build"):
+    with pytest.raises(ConfigError, match=r"has interface .*: run python -m rekindle\.compute\.cpu\.kernels\.build"):
         load(runnable()[0], directory=tmp_path)
 
 

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from rekindle.kernels import build
-from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights, aligned_memory
+from rekindle.compute.cpu.kernels import build
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights, aligned_memory
 from tests.kernels.native import built, needs_compiler
 
 pytestmark = needs_compiler

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rekindle.kernels.weight_memory import ALIGNMENT, WeightMemory
+from rekindle.compute.cpu.kernels.weight_memory import ALIGNMENT, WeightMemory
 
 SIZES = (1, 63, 64, 65, 1000, 5000, 3 << 20)
 

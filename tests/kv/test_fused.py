@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rekindle.kernels import library
-from rekindle.kernels.attention import fits
-from rekindle.kernels.library import KernelLibrary
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.fused_attention import FusedAttention
+from rekindle.compute.cpu.kernels import library
+from rekindle.compute.cpu.kernels.attention import fits
+from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.fused import FusedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
-from rekindle.model.cpu_compute import compute_by
 from rekindle.spec import Format, LayerSpec
 from tests.kernels.native import needs_compiler, runnable
 from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Loader
 from tests.tiny_models import DTYPES, tiny_model_dir

@@ -12,14 +12,15 @@ import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
 
+from rekindle.compute.cpu import experts
+from rekindle.compute.cpu.packed import PackedLinear, packed_weights
+from rekindle.compute.cpu.weights import loaded_bytes
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
-from rekindle.model import bnb_linears, experts
-from rekindle.model.load import load_model
+from rekindle.model import bnb_linears
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import PackedLinear, packed_weights
 from rekindle.model.trial import row_errors
-from rekindle.model.weights import loaded_bytes
 from rekindle_lab.bench.engine.gguf_model import write_gguf
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, random_ids

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.decoder import FusedDecoder, fuse_layers
+from rekindle.compute.cpu.kernels import library
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.packed import observed_linears
+from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
-from rekindle.kernels import library
-from rekindle.kernels.levels import LEVELS
-from rekindle.model.cpu_compute import compute_by
-from rekindle.model.decoder import FusedDecoder, fuse_layers
 from rekindle.model.geometry import probe
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import observed_linears
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
-from rekindle.model.weights import Linears, Weights, WeightsChoice
 from tests.kernels.native import built, needs_compiler
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
 from tests.tiny_models import tiny_model

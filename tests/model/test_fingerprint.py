@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.model.fingerprint import DigestCache, model_identity, model_inputs, shown_inputs
-from rekindle.model.load import load_model
 
 
 @pytest.fixture

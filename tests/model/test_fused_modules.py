@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from rekindle.kernels import library
-from rekindle.kernels.decoder import DecoderKernel
-from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel
+from rekindle.compute.cpu.fused_modules import fuse_modules
+from rekindle.compute.cpu.kernels import library
+from rekindle.compute.cpu.kernels.decoder import DecoderKernel
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.packed import observed_linears, pack_linears
+from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.layer_forms import WeightFormat
-from rekindle.model.fused_modules import fuse_modules
 from rekindle.model.geometry import probe
-from rekindle.model.packed import observed_linears, pack_linears
-from rekindle.model.packed_modules import PackedLinear
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
 from tests.kernels.native import built, needs_compiler

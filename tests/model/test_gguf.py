@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from rekindle.compute.cpu.packed import packed_weights
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import checkpoint, gguf
 from rekindle.model.gguf_header import GgufHeader
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import packed_weights
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.engine.gguf_file import Value, write_file

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.gguf_splits import SPLITS
 from rekindle.model.gguf_tokenizer import tokenizer_files
-from rekindle.model.load import load_model
 from rekindle.text.controls import find_control_tokens
 from rekindle.text.splitters import O200K, TEKKEN
 from rekindle.text.tokenizer import TextTokenizer, TokenizerFile

@@ -12,16 +12,17 @@ import torch
 from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import nn
 
+from rekindle.compute.cpu.kernels.grids import pack_grid, rows_of
+from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.packed import all_called, observed_linears, pack_codes, pack_linears, packed_weights
+from rekindle.compute.cpu.packed_modules import PackedEmbedding
+from rekindle.compute.load import choose_kernels
 from rekindle.config import ModelSettings
-from rekindle.kernels.grids import GROUP, rows_of
-from rekindle.kernels.linear import LinearKernel
+from rekindle.layer_forms import GROUP
 from rekindle.model.gguf_grids import UNPACKED, FileGrid, file_grid
 from rekindle.model.gguf_header import TYPES, TensorEntry
 from rekindle.model.gguf_weights import widened
 from rekindle.model.kept_tensors import placeholder
-from rekindle.model.load import choose_kernels
-from rekindle.model.packed import all_called, observed_linears, pack_codes, pack_linears, packed_weights
-from rekindle.model.packed_modules import PackedEmbedding
 from tests.kernels.native import needs_compiler
 
 pytestmark = needs_compiler
@@ -40,7 +41,9 @@ def written(kind: str, path: Path) -> tuple[TensorEntry, np.ndarray]:
 def read_back(grid: Any) -> np.ndarray:
     library = choose_kernels(ModelSettings()).library
     assert grid is not None and library is not None
-    return rows_of(grid.pack(LinearKernel(library)), np.arange(ROWS))
+    columns, depth = grid.entry.shape
+    packed = pack_grid(LinearKernel(library), grid.parts(), columns=columns, depth=depth)
+    return rows_of(packed, np.arange(ROWS))
 
 
 @pytest.mark.parametrize("kind", sorted(UNPACKED.keys() - {"Q4_K"}))

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, load_gguf_checkpoint
 
+from rekindle.compute.load import read_config
 from rekindle.config import ModelSettings
 from rekindle.model import checkpoint, gguf_weights
 from rekindle.model.adapter import register_attention
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.gguf_weights import is_read_here, read_weights, weight_names
-from rekindle.model.load import read_config
 from rekindle.model.loader import load_weights
 from rekindle_lab.bench.engine.gguf_file import Tensor, Value, write_file
 from rekindle_lab.bench.engine.gguf_model import write_gguf

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rekindle.compute.cpu.weights import loaded_bytes
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import formats, geometry
@@ -16,9 +18,7 @@ from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.auto_formats import auto_formats
 from rekindle.model.formats import LayerFormats
 from rekindle.model.latent import LatentMap, absorb_latents
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.weights import loaded_bytes
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle_lab.bench.eval.kv import layouts_of
 from tests.kernels.native import needs_compiler

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.kernels.library import KernelChoice
+from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
-from rekindle.kernels.library import KernelChoice
 from rekindle.model import checkpoint
 from rekindle.model.compute import TorchCompute
-from rekindle.model.cpu_compute import compute_by
-from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
 from tests.tiny_models import END_ID, EXACT_KINDS, tiny_model

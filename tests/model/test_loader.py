@@ -10,16 +10,17 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from rekindle.compute.cpu import experts
+from rekindle.compute.cpu.packed import packed_weights
+from rekindle.compute.cpu.weights import loaded_bytes
+from rekindle.compute.load import load_model, read_config
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
-from rekindle.model import checkpoint, experts
+from rekindle.model import checkpoint
 from rekindle.model.checkpoint_form import CheckpointForm
-from rekindle.model.load import load_model, read_config
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights
-from rekindle.model.packed import packed_weights
 from rekindle.model.refusals import quantiser, refuse_by_config
-from rekindle.model.weights import loaded_bytes
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
 from tests.quantised_models import change_config, quantised_dir

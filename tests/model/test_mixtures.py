@@ -12,14 +12,14 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
 
-from rekindle.kernels import library
-from rekindle.kernels.experts import ExpertsKernel, MixtureLayer
-from rekindle.kernels.levels import LEVELS
-from rekindle.kernels.linear import LinearKernel
+from rekindle.compute.cpu.experts import pack_experts
+from rekindle.compute.cpu.kernels import library
+from rekindle.compute.cpu.kernels.experts import ExpertsKernel, MixtureLayer
+from rekindle.compute.cpu.kernels.levels import LEVELS
+from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.mixtures import fuse_experts, mixture_layer
 from rekindle.layer_forms import WeightFormat
-from rekindle.model.experts import pack_experts
 from rekindle.model.layer_parts import mixture_parts
-from rekindle.model.mixtures import fuse_experts, mixture_layer
 from rekindle.model.padded_experts import EXPERTS_NAME, FUSED_NAME, each_padded, padded_experts
 from rekindle.model.selftest import self_test
 from tests.kernels.native import built, needs_compiler

@@ -15,20 +15,20 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.config import ModelSettings
-from rekindle.kernels.linear import LinearKernel
-from rekindle.layer_forms import WeightFormat
-from rekindle.model.compute import BY_TORCH
-from rekindle.model.experts import pack_experts
-from rekindle.model.geometry import probe
-from rekindle.model.load import load_model
-from rekindle.model.packed import (
+from rekindle.compute.cpu.experts import pack_experts
+from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.packed import (
     agrees,
     observed_linears,
     pack_linears,
     release_files,
 )
-from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
+from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
+from rekindle.compute.load import load_model
+from rekindle.config import ModelSettings
+from rekindle.layer_forms import WeightFormat
+from rekindle.model.compute import BY_TORCH
+from rekindle.model.geometry import probe
 from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward

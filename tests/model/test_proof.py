@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
-from rekindle.kernels.library import KernelLibrary
 from rekindle.model.compute import TorchCompute
-from rekindle.model.cpu_compute import compute_by
 from rekindle.model.fingerprint import write_json
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.proof import Proof, ProofCache
 from tests.tiny_models import tiny_model_dir

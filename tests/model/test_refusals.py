@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rekindle.compute.cpu.weights import check_ids
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model import adapter, geometry, trial
-from rekindle.model.load import load_model
-from rekindle.model.weights import check_ids
 from rekindle.text.prompt import PromptEncoder
 from tests.model.helpers import Loader, in_memory
 from tests.tiny_models import tiny_model

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rekindle.compute.load import load_model
 from rekindle.config import Settings
 from rekindle.errors import BadRequest, ModelRefused
-from rekindle.model.load import load_model
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import SamplingDefaults
 from tests.tiny_models import tiny_model_dir

@@ -16,16 +16,16 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from rekindle.compute.cpu.kernels.library import KernelChoice
+from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
+from rekindle.compute.cpu.saved_weights import LEAST_BYTES, SavedWeights, named, place
+from rekindle.compute.cpu.weights import Linears, WeightsChoice
+from rekindle.compute.cpu.weights_file import Contents, DamagedFile
+from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings
-from rekindle.kernels.library import KernelChoice
-from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.model.compute import TorchCompute
-from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed_modules import PackedEmbedding, PackedLinear
-from rekindle.model.saved_weights import LEAST_BYTES, SavedWeights, named, place
-from rekindle.model.weights import Linears, WeightsChoice
-from rekindle.model.weights_file import Contents, DamagedFile
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, random_ids
 
@@ -108,7 +108,7 @@ def test_neither_packing_nor_comparing_happens_again(
     model_dir: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = model_dir("llama", "bf16")
-    with caplog.at_level(logging.INFO, "rekindle.model.packed"):
+    with caplog.at_level(logging.INFO, "rekindle.compute.cpu.packed"):
         first_start(directory, tmp_path)
         assert "linear layers are packed" in caplog.text
         caplog.clear()

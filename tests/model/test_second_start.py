@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rekindle.compute.cpu.packed_modules import PackedEmbedding
 from rekindle.model.kept_tensors import is_placeholder
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed_modules import PackedEmbedding
 from rekindle_lab.bench.engine.gguf_file import GgufType, write_file
 from rekindle_lab.bench.engine.gguf_model import write_gguf
 from tests.kernels.native import needs_compiler

@@ -17,28 +17,28 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from rekindle import pocket
-from rekindle.config import ModelSettings
-from rekindle.errors import ConfigError
-from rekindle.kernels.library import KernelChoice
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel
-from rekindle.layer_forms import WeightFormat
-from rekindle.model.check_text import OWN_TEXT
-from rekindle.model.compare import checked_rows, same_products
-from rekindle.model.divergence import Divergence, divergence
-from rekindle.model.experts import packed_weights as packed_expert_weights
-from rekindle.model.geometry import probe
-from rekindle.model.load import choose_kernels, load_model
-from rekindle.model.loaded import LoadedModel
-from rekindle.model.packed import (
+from rekindle.compute.cpu.experts import packed_weights as packed_expert_weights
+from rekindle.compute.cpu.kernels.library import KernelChoice
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel
+from rekindle.compute.cpu.packed import (
     PackedLinear,
     observed_linears,
     pack_linears,
     packed_weights,
 )
+from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice, check_ids, verdict
+from rekindle.compute.load import choose_kernels, load_model
+from rekindle.config import ModelSettings
+from rekindle.errors import ConfigError
+from rekindle.layer_forms import WeightFormat
+from rekindle.model.check_text import OWN_TEXT
+from rekindle.model.compare import checked_rows, same_products
+from rekindle.model.divergence import Divergence, divergence
+from rekindle.model.geometry import probe
+from rekindle.model.loaded import LoadedModel
 from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors
-from rekindle.model.weights import Linears, Weights, WeightsChoice, check_ids, verdict
 from rekindle.pocket.conversations import conversation
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits

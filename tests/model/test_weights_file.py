@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.kernels.linear import PackedWeights, aligned_memory
-from rekindle.model.weights_file import (
+from rekindle.compute.cpu.kernels.linear import PackedWeights, aligned_memory
+from rekindle.compute.cpu.weights_file import (
     HEADER,
     MOST_FILES,
     PAGE,

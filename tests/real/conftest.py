@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 from filelock import FileLock
 
+from rekindle.compute.load import load_model
 from rekindle.config import Settings
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from tools.real_models import REAL_MODELS
 
@@ -27,7 +27,7 @@ FIRST_START = """
 import json, resource, sys
 from pathlib import Path
 from rekindle.config import Settings
-from rekindle.model.load import load_model
+from rekindle.compute.load import load_model
 
 def most_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

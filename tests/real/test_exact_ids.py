@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rekindle import Engine
+from rekindle.compute.load import read_config
 from rekindle.config import ModelSettings
 from rekindle.engine.calls import text_request
 from rekindle.model import checkpoint
 from rekindle.model.adapter import register_attention
-from rekindle.model.load import read_config
 from rekindle.model.loader import load_weights
 from tests.real.conftest import NAMES
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from rekindle.compute.load import read_config
 from rekindle.config import ModelSettings
 from rekindle.model import checkpoint
 from rekindle.model.adapter import register_attention
-from rekindle.model.load import read_config
 from rekindle.model.loader import load_weights
 from tests.real.conftest import NAMES
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rekindle.compute.load import load_model
 from rekindle.config import Settings
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from tests.kernels.native import runnable
 from tests.real.conftest import FirstStart

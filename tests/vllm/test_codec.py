@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.kernels import library
-from rekindle.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels import library
+from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena
 from rekindle.kv.coded import round_trip

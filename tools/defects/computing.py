@@ -74,7 +74,7 @@ COMPUTING = (
     ),
     one(
         "RoPE base changed",
-        "model/load.py",
+        "compute/load.py",
         "    config = read_config(source.fetch_description())\n",
         "    config = read_config(source.fetch_description())\n"
         '    config.rope_parameters["rope_theta"] = config.rope_parameters["rope_theta"] * 2\n',
@@ -97,7 +97,7 @@ COMPUTING = (
     ),
     one(
         "block of another format accepted",
-        "model/load.py",
+        "compute/load.py",
         "fingerprint=fingerprint(identity, layout)",
         "fingerprint=identity",
         "tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[formats]",

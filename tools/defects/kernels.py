@@ -19,7 +19,7 @@ STRIDES = f"{LINEAR}::test_strides_of_input_and_output"
 
 def native(name: str, file: str, old: str, new: str, *tests: str, level: str = "") -> Mutant:
     """Build a mutant of one replacement in the C++."""
-    return Mutant(f"kernel: {name}", (Edit(f"kernels/native/{file}", old, new),), tests, level)
+    return Mutant(f"kernel: {name}", (Edit(f"compute/cpu/kernels/native/{file}", old, new),), tests, level)
 
 
 ATTENTION = (
@@ -258,19 +258,25 @@ WRITING = (
     ),
     one(
         "kernel: spare rows left as they are",
-        "kv/fused.py",
+        "compute/cpu/fused_attention.py",
         "        outputs[plan.layout.num_used :].zero_()\n",
         "",
         BITS,
     ),
     one(
         "kernel: every span reads the first rows",
-        "kv/fused.py",
+        "compute/cpu/fused_attention.py",
         "                row += span.num_rows\n",
         "",
         BITS,
     ),
-    one("kernel: spans of another step", "kv/fused.py", "if self._plan is not plan:", "if self._plan is None:", BITS),
+    one(
+        "kernel: spans of another step",
+        "compute/cpu/fused_attention.py",
+        "if self._plan is not plan:",
+        "if self._plan is None:",
+        BITS,
+    ),
 )
 
 LINEAR_LAYERS = (

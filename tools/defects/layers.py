@@ -115,14 +115,14 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "layers compared with their own rows only",
-        "model/decoder.py",
+        "compute/cpu/decoder.py",
         "for each in (*seen, *(each.smaller() for each in seen))",
         "for each in seen",
         DIFFERENT,
     ),
     one(
         "no dummies although torch computes the head",
-        "model/load.py",
+        "compute/load.py",
         " or packed.has_linears(draft.model)",
         "",
         HEADS,
@@ -151,8 +151,8 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "MLPs in 8 bits fused that are nearly alike",
         "model/layer_parts.py",
-        "if same_results(MlpParts.of(small, each).computed(rows), theirs))",
-        "if (MlpParts.of(small, each).computed(rows) - theirs).norm() <= 0.05 * theirs.norm())",
+        "import random_rows, same_choices, same_products, same_results",
+        "import random_rows, same_choices, same_products, same_in_8_bits as same_results",
         f"{MODULES}::test_what_computes_something_else_is_left_alone",
     ),
     one(
@@ -164,7 +164,7 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "int8 taken by its KL alone",
-        "model/weights.py",
+        "compute/cpu/weights.py",
         "found.kl <= MAX_KL and found.agreement >= LEAST_AGREEMENT",
         "found.kl <= MAX_KL",
         f"{WEIGHTS}::test_int8_is_taken_within_both_bounds_only",
@@ -185,14 +185,14 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "KV of int8 weights taken for the checkpoint's",
-        "model/load.py",
+        "compute/load.py",
         "known = inputs(dtype=found.dtype, weight_format=ready.weights)",
         "known = inputs(dtype=found.dtype)",
         f"{WEIGHTS}::test_kv_of_rounded_weights_is_never_mixed_with_that_of_others",
     ),
     one(
         "a tied embedding rounded with its head",
-        "model/packed.py",
+        "compute/cpu/packed.py",
         "replaced = users if weights.format in GATHERED else linears",
         "replaced = users",
         f"{WEIGHTS}::test_a_tied_embedding_keeps_its_values",
@@ -213,21 +213,21 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "experts in int8 after the self-check",
-        "model/experts.py",
+        "compute/cpu/experts.py",
         "            setattr(module, PACKED_NAME, {})",
         "            pass",
         f"{WEIGHTS}::test_the_self_check_leaves_the_model_as_it_was",
     ),
     one(
         "the head in 4 bits as other layers",
-        "model/packed.py",
+        "compute/cpu/packed.py",
         'of_head = weight_format == "int4" and',
         "of_head = False and",
         f"{WEIGHTS}::test_the_bundled_model_in_int4_says_mostly_the_same",
     ),
     one(
         "int8 left out where int4 does not suit",
-        "model/packed.py",
+        "compute/cpu/packed.py",
         '"int4": ("int4", "int8", "bf16"),',
         '"int4": ("int4", "bf16"),',
         f"{WEIGHTS}::test_a_layer_that_int4_does_not_suit_is_in_int8",

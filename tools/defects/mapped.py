@@ -8,7 +8,7 @@ FILE, SAVED = (f"tests/model/test_{name}.py" for name in ("weights_file", "saved
 STARTING = "tests/engine/test_starting.py"
 CHANGED = f"{FILE}::test_a_changed_byte_is_noticed_wherever_it_is"
 CUT = f"{FILE}::test_a_file_that_is_cut_short_is_refused"
-FORM = "model/weights_file.py"
+FORM = "compute/cpu/weights_file.py"
 SAME_BITS = f"{SAVED}::test_the_second_start_maps_and_gives_the_same_bits"
 
 MAPPED: tuple[Mutant, ...] = (
@@ -49,35 +49,35 @@ MAPPED: tuple[Mutant, ...] = (
     ),
     one(
         "mapped weights of other kernels or code taken",
-        "model/saved_weights.py",
+        "compute/cpu/saved_weights.py",
         "hashlib.blake2b(identity + conditions.encode(), digest_size=16)",
         "hashlib.blake2b(identity, digest_size=16)",
         f"{SAVED}::test_other_kernels_have_another_file",
     ),
     one(
         "one file for all formats of a model's weights",
-        "model/saved_weights.py",
+        "compute/cpu/saved_weights.py",
         'f"{chosen.weights} {self.source}"',
         "self.source",
         f"{SAVED}::test_other_weights_and_other_formats_have_other_files",
     ),
     one(
         "mapped weights in modules of another shape",
-        "model/packed.py",
+        "compute/cpu/packed.py",
         "return (packed.columns, packed.depth) == (columns, depth) and",
         "return",
         f"{SAVED}::test_weights_that_do_not_fit_change_nothing",
     ),
     one(
         "mapped experts in the order of another projection",
-        "model/experts.py",
+        "compute/cpu/experts.py",
         'weights.pop(f"{path}.{name}.{number}") for number in range(count)',
         'weights.pop(f"{path}.{name}.{number}") for number in reversed(range(count))',
         SAME_BITS,
     ),
     one(
         "notes on packing forgotten by the next start",
-        "model/saved_weights.py",
+        "compute/cpu/saved_weights.py",
         "(*contents.notes, *described, note)",
         "(*described, note)",
         f"{SAVED}::test_notes_on_packing_are_repeated",

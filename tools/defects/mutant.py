@@ -47,7 +47,7 @@ class Mutant:
     @property
     def is_native(self) -> bool:
         """Whether kernels must be compiled for it."""
-        return any(edit.file.startswith("kernels/native/") for edit in self.edits)
+        return any(edit.file.startswith("compute/cpu/kernels/native/") for edit in self.edits)
 
 
 def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:

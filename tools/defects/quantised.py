@@ -10,14 +10,14 @@ PACKED = f"{LOADER}::test_what_is_widened_is_packed_in_8_bits"
 QUANTISED: tuple[Mutant, ...] = (
     one(
         "what is widened left wide",
-        "model/load.py",
+        "compute/load.py",
         'return widened and can and settings.weights == "native"',
         'return can and widened and settings.weights == "auto"',
         PACKED,
     ),
     one(
         "what is widened in int8 whatever is set",
-        "model/load.py",
+        "compute/load.py",
         'return widened and can and settings.weights == "native"',
         "return widened and can",
         f"{LOADER}::test_weights_that_are_asked_for_are_what_it_is_packed_in",
@@ -66,14 +66,14 @@ QUANTISED: tuple[Mutant, ...] = (
     ),
     one(
         "experts left in 16 bits next to layers in 4",
-        "model/weights.py",
+        "compute/cpu/weights.py",
         '"bnb-4bit": ("bf16", "int4"),',
         '"bnb-4bit": ("bf16", "bf16"),',
         f"{BNB}::test_experts_are_packed_by_the_kernels",
     ),
     one(
         "wide experts that nothing is said of",
-        "model/weights.py",
+        "compute/cpu/weights.py",
         "left = experts.wide_bytes(self.model)",
         "left = 0",
         f"{BNB}::test_experts_that_stay_wide_are_said_to",

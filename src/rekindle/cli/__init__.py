@@ -43,7 +43,7 @@ def _code() -> int:
     def run() -> int:
         gc.disable()  # what is imported stays, so it is not searched for garbage
         try:
-            from rekindle.kernels import thread_pool
+            from rekindle.compute.cpu.kernels import thread_pool
 
             thread_pool.bound_spinning()
             from rekindle.cli.commands import app

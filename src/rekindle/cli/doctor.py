@@ -101,7 +101,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def _kernels(settings: ModelSettings) -> Iterator[Finding]:
     from rekindle.cli import kernel_speed, model_probes
-    from rekindle.model.load import choose_kernels
+    from rekindle.compute.load import choose_kernels
 
     finding = model_probes.probe_kernel_library(settings)
     yield finding
@@ -125,7 +125,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
 
 def _model(settings: Settings, *, is_served: bool) -> Iterator[Finding]:
     from rekindle.cli import disk_probes, model_probes
-    from rekindle.model.load import choose_kernels
+    from rekindle.compute.load import choose_kernels
 
     findings, loaded = model_probes.probe_model(settings)
     yield from findings

@@ -16,8 +16,8 @@ import torch
 
 from rekindle.cli.findings import Finding
 from rekindle.cli.repeats import judged, several, spread
-from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights
 from rekindle.layer_forms import WeightFormat
 
 COLUMNS, DEPTH = 8192, 2048

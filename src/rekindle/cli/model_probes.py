@@ -16,18 +16,18 @@ import torch
 
 from rekindle.cli.findings import Finding
 from rekindle.cli.repeats import several
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.weights import loaded_bytes
+from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError, ModelRefused
-from rekindle.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
-from rekindle.model.cpu_compute import compute_by
-from rekindle.model.load import choose_kernels, load_model
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
-from rekindle.model.weights import loaded_bytes
 from rekindle.spec import KVLayout, LayerSpec
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.cache.blocks.pool import BlockPool
+from rekindle.compute.cpu.kernels import allocator
 from rekindle.config import Settings, StoreSettings
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import TYPICAL_TOKENS
@@ -41,7 +42,6 @@ from rekindle.engine.request import Request
 from rekindle.engine.tier_parts import open_tier, tier_imports
 from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreRefused
-from rekindle.kernels import allocator
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
 from rekindle.model.compute import Unsaved

@@ -11,6 +11,8 @@ from datetime import datetime
 
 import torch
 
+from rekindle.compute.cpu.kernels import thread_pool
+from rekindle.compute.load import load_model
 from rekindle.config import Settings
 from rekindle.engine.assembly import Around, Computing, assembled
 from rekindle.engine.capacity import capacity, check_budget, check_disk
@@ -21,10 +23,8 @@ from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.engine.tier_parts import check_tier
 from rekindle.errors import StoreRefused
-from rekindle.kernels import thread_pool
 from rekindle.kv.arena import KVArena
 from rekindle.model.device import check_device
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.model.sampling_defaults import SamplingDefaults

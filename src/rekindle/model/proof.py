@@ -26,7 +26,7 @@ from rekindle.model.fingerprint import write_json
 from rekindle.model.loaded import Promise
 
 QUANTISERS = ("bitsandbytes", "compressed-tensors", "torchao")  # compute quantised layers, or widen them
-PROVING_CODE = ("kernels", "kv", "layer_forms.py", "model", "spec.py")
+PROVING_CODE = ("compute", "kv", "layer_forms.py", "model", "spec.py")
 
 
 @dataclass(frozen=True, slots=True)

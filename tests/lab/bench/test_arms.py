@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from benchmarks.match import MatchBench, run_match_bench
+from rekindle.compute.load import eos_ids, read_config
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement
 from rekindle.model.gguf import opened
-from rekindle.model.load import eos_ids, read_config
 from rekindle_lab.bench.endless import endless_copy
 from rekindle_lab.bench.engine import arms, transformers_arm
 from rekindle_lab.bench.engine.bench import EngineBench, check_peers, run_engine_bench

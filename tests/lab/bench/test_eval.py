@@ -12,9 +12,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.bench import EvalBench, run_eval

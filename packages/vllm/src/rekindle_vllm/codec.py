@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rekindle.kernels.attention import MOST_DIMS, AttentionKernel, LayerBlocks, Rows, fits
-from rekindle.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.attention import MOST_DIMS, AttentionKernel, LayerBlocks, Rows, fits
+from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena
 from rekindle.kv.decode import Decoder

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rekindle.kernels import library
+from rekindle.compute.cpu.kernels import library
 from rekindle.spec import PartLayout
 from rekindle_vllm.codec import Codec, PartCodec, alone
 from rekindle_vllm.config import EngineLayer, Geometry, total_heads

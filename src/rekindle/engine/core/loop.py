@@ -16,13 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rekindle.compute.cpu.kernels import thread_pool
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.save_queue import refuse
 from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.interface import Core
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError, RequestFailed
-from rekindle.kernels import thread_pool
 from rekindle.store.commands import StoreCommand
 from rekindle.worker import Death, Worker, concealed, fail, fulfil
 

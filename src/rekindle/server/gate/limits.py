@@ -18,8 +18,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rekindle.compute.cpu.kernels import allocator
 from rekindle.config import ServerSettings
-from rekindle.kernels import allocator
 from rekindle.server.errors import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of
 

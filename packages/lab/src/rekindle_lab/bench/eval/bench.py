@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from rekindle.compute.load import load_model
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.plot import check_plot
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.formats import native_format, summary
-from rekindle.model.load import load_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.kv import FormatScores, Score, layouts_of, score_formats

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rekindle.kernels.grids import rows_of
-from rekindle.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.compute.cpu.kernels.grids import rows_of
+from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights
 
 PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
 GATHERED = ("bf16", "grid4", "grid8")  # formats whose rows an embedding can read back

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rekindle.kernels.linear import LinearKernel, PackedWeights
-from rekindle.kernels.weight_memory import aligned_memory
+from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.kernels.weight_memory import aligned_memory
 from rekindle.layer_forms import GROUP, Grid, GridFormat
 
 PANEL, STRIP, BLOCK, WORD = 64, 16, 64, 4  # columns, columns, steps of depth, bytes

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from rekindle.kernels.experts import Choice, ExpertsKernel, ExpertsLayer, MixtureLayer, RouterLayer
-from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.linear import Linear, LinearKernel
+from rekindle.compute.cpu.kernels.experts import Choice, ExpertsKernel, ExpertsLayer, MixtureLayer, RouterLayer
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.linear import Linear, LinearKernel
+from rekindle.compute.cpu.packed import is_bf16, pack
+from rekindle.compute.cpu.packed_modules import multiply
 from rekindle.model.compare import random_rows, same_choices, same_in_8_bits, same_products, same_results
 from rekindle.model.layer_parts import SHARE_FORMATS, MixtureParts, Routed, RouterParts, gate_of, is_changed
-from rekindle.model.packed import is_bf16, pack
-from rekindle.model.packed_modules import multiply
 from rekindle.model.padded_experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rekindle.kernels.attention import AttendCall, LayerBlocks, RowsStruct, Scoring, Spans, WriteCall
-from rekindle.kernels.experts import MixtureLayer
-from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.linear import Linear, WeightsStruct, described
+from rekindle.compute.cpu.kernels.attention import AttendCall, LayerBlocks, RowsStruct, Scoring, Spans, WriteCall
+from rekindle.compute.cpu.kernels.experts import MixtureLayer
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.linear import Linear, WeightsStruct, described
 from rekindle.layer_forms import Activation, Rounding
 from rekindle.spec import LayerSpec
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from rekindle.kernels.decoder import DecoderKernel, MlpLayer, NormLayer
-from rekindle.kernels.linear import Linear
+from rekindle.compute.cpu.kernels.decoder import DecoderKernel, MlpLayer, NormLayer
+from rekindle.compute.cpu.kernels.linear import Linear
+from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.model.compare import random_rows, same_in_8_bits, same_results
 from rekindle.model.layer_parts import MlpParts, NormParts, is_changed, mlp_parts, norm_parts, own_result
-from rekindle.model.packed_modules import PackedLinear
 
 log = logging.getLogger(__name__)
 Forward = Callable[..., Any]

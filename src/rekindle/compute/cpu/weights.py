@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import torch
 
+from rekindle.compute.cpu import experts, packed
+from rekindle.compute.cpu.kernels.library import KernelChoice, KernelLibrary
+from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
 from rekindle.errors import ConfigError
-from rekindle.kernels.library import KernelChoice, KernelLibrary
-from rekindle.kernels.linear import LinearKernel, PackedWeights
 from rekindle.layer_forms import WeightFormat
-from rekindle.model import bnb_linears, experts, packed
+from rekindle.model import bnb_linears
 from rekindle.model.adapter import run_model
 from rekindle.model.check_text import text_ids
 from rekindle.model.dense_attention import DenseStep

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rekindle.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.packed import FALLBACKS, Layout, is_bf16, pack
+from rekindle.compute.cpu.packed_modules import multiply
 from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products
 from rekindle.model.kept_tensors import placeholder
-from rekindle.model.packed import FALLBACKS, Layout, is_bf16, pack
-from rekindle.model.packed_modules import multiply
 from rekindle.model.padded_experts import PACKED_NAME, PROJECTIONS, mixtures, torch_product
 
 

@@ -33,8 +33,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rekindle.kernels.linear import FORMATS, PackedWeights
-from rekindle.kernels.weight_memory import ALIGNMENT
+from rekindle.compute.cpu.kernels.linear import FORMATS, PackedWeights
+from rekindle.compute.cpu.kernels.weight_memory import ALIGNMENT
 from rekindle.model.kept_tensors import PlainTensor
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.weight_memory import ALIGNMENT, aligned_memory
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.weight_memory import ALIGNMENT, aligned_memory
 from rekindle.layer_forms import GridFormat, WeightFormat
 
 BF16, FP32 = 0, 1  # RK_BF16 and RK_FP32 of native/rekindle.h, as are the codes of formats

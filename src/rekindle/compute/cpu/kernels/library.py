@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rekindle.compute.cpu.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
 from rekindle.errors import ConfigError
-from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
 
 Choice = Literal["auto", "torch"] | Level
 INTERFACE = 7  # RK_INTERFACE of native/rekindle.h
 CPUINFO = Path("/proc/cpuinfo")
 OPENMP, SYSTEMS_OPENMP = ("libgomp*.so*", "libiomp5*.so*"), "libgomp.so.1"
-BUILD = "python -m rekindle.kernels.build"
+BUILD = "python -m rekindle.compute.cpu.kernels.build"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,18 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from rekindle.compute.cpu import packed, weights
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.decoder import fuse_layers
+from rekindle.compute.cpu.kernels import allocator, library
+from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.saved_weights import ReadyWeights, SavedWeights
+from rekindle.compute.cpu.weights import loaded_bytes
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, ModelRefused
-from rekindle.kernels import allocator, library
-from rekindle.kernels.linear import LinearKernel
-from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, packed, recurrent, trial, weights
+from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, recurrent, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.auto_formats import auto_formats
-from rekindle.model.cpu_compute import compute_by
-from rekindle.model.decoder import fuse_layers
 from rekindle.model.described import end_ids, generation_config
 from rekindle.model.device import check_device
 from rekindle.model.fingerprint import (
@@ -42,9 +45,7 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights, gguf_dtype, load_weights
 from rekindle.model.proof import Proof, ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
-from rekindle.model.saved_weights import ReadyWeights, SavedWeights
 from rekindle.model.selftest import self_test
-from rekindle.model.weights import loaded_bytes
 from rekindle.spec import ModelFacts, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -98,9 +99,9 @@ def load_model(
         facts=_facts(model, config, directory, num_parameters=loaded.num_parameters, weights=ready.weights),
         made_from=shown_inputs(known),
     )
-    compute = compute_by(kernels.library)
-    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, compute, notes)
-    return _proved(_fused(replace(draft, unsaved=ready.unsaved)), found, settings, format_map_dir)
+    by, kept = compute_by(kernels.library), ready.unsaved
+    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, by, notes, unsaved=kept)
+    return _proved(_fused(draft), found, settings, format_map_dir)
 
 
 def _facts(model: Any, config: Any, directory: Path, *, num_parameters: int, weights: str) -> ModelFacts:

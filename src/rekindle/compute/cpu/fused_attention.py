@@ -10,8 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rekindle.kernels.attention import MOST_DIMS, AttentionKernel, LayerBlocks, Rows, Scoring, Span, Spans, fits
-from rekindle.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.attention import (
+    MOST_DIMS,
+    AttentionKernel,
+    LayerBlocks,
+    Rows,
+    Scoring,
+    Span,
+    Spans,
+    fits,
+)
+from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention

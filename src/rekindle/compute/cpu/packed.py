@@ -21,19 +21,19 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.kernels.grids import pack_grid
-from rekindle.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
-from rekindle.layer_forms import WeightFormat
-from rekindle.model.compare import checked_rows, same_products, same_weights
-from rekindle.model.gguf_grids import FileGrid
-from rekindle.model.kept_tensors import is_placeholder, placeholder
-from rekindle.model.layer_parts import holds_bf16, is_changed
-from rekindle.model.packed_modules import (
+from rekindle.compute.cpu.kernels.grids import pack_grid
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
+from rekindle.compute.cpu.packed_modules import (
     GATHERED,
     PackedEmbedding,
     PackedLinear,
     PackedModule,
 )
+from rekindle.layer_forms import WeightFormat
+from rekindle.model.compare import checked_rows, same_products, same_weights
+from rekindle.model.gguf_grids import FileGrid
+from rekindle.model.kept_tensors import is_placeholder, placeholder
+from rekindle.model.layer_parts import holds_bf16, is_changed
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)

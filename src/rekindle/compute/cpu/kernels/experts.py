@@ -11,8 +11,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rekindle.kernels.library import KernelLibrary
-from rekindle.kernels.linear import BF16, FP32, Linear, WeightsStruct, described
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.linear import BF16, FP32, Linear, WeightsStruct, described
 from rekindle.layer_forms import Gate, GateActivation, ShareFormat, Shares
 
 GATE_ACTIVATIONS: tuple[GateActivation, ...] = ("silu", "gelu_tanh", "swish")  # RK_SILU, ... of native/rekindle.h

@@ -6,7 +6,7 @@ library of other sources is removed even if no compiler is there to replace it. 
 line: everything works without kernels, through torch.
 
 Nothing but Python's standard library is imported, as the package's build hook runs this before anything is installed.
-`python -m rekindle.kernels.build` builds in place.
+`python -m rekindle.compute.cpu.kernels.build` builds in place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
+from rekindle.compute.cpu.kernels.levels import HERE, LEVELS, PLATFORM, Level, library_name
 
 NATIVE = HERE / "native"
 # Contraction would leave to the compiler which products are rounded; the kernels write fused ones themselves. GOMP_*

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from rekindle.compute.cpu import experts, packed
+from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.kernels.library import KernelChoice
+from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.packed_modules import PackedModule
+from rekindle.compute.cpu.weights import NO_GRIDS, Linears, Setting, WeightsChoice
+from rekindle.compute.cpu.weights_file import Contents, DamagedFile, UnsavedWeights, WeightsFile, lacking_room
 from rekindle.config import ModelSettings
-from rekindle.kernels.library import KernelChoice
-from rekindle.kernels.linear import LinearKernel, PackedWeights
-from rekindle.model import experts, packed
-from rekindle.model.cpu_compute import compute_by
 from rekindle.model.fingerprint import model_identity
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.kept_tensors import kept_tensors
-from rekindle.model.packed_modules import PackedModule
 from rekindle.model.proof import circumstances
-from rekindle.model.weights import NO_GRIDS, Linears, Setting, WeightsChoice
-from rekindle.model.weights_file import Contents, DamagedFile, UnsavedWeights, WeightsFile, lacking_room
 
 LEAST_BYTES = 64 << 20  # packing as much takes a tenth of a second
 

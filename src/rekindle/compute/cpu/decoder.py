@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from rekindle.kernels import decoder as kernels
-from rekindle.kernels.attention import Scoring
-from rekindle.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
-from rekindle.kernels.experts import ExpertsKernel, MixtureLayer
-from rekindle.kv.fused import FusedAttention
+from rekindle.compute.cpu.compute import KernelCompute
+from rekindle.compute.cpu.fused_attention import FusedAttention
+from rekindle.compute.cpu.fused_modules import fuse_modules, is_packed, linear, mlp_layer, norm_layer
+from rekindle.compute.cpu.kernels import decoder as kernels
+from rekindle.compute.cpu.kernels.attention import Scoring
+from rekindle.compute.cpu.kernels.decoder import DecoderKernel, DecoderLayer, Norms, Projections
+from rekindle.compute.cpu.kernels.experts import ExpertsKernel, MixtureLayer
+from rekindle.compute.cpu.mixtures import fuse_experts, mixture_layer
 from rekindle.model.adapter import STEP_KEYWORD
-from rekindle.model.cpu_compute import KernelCompute
-from rekindle.model.fused_modules import fuse_modules, is_packed, linear, mlp_layer, norm_layer
 from rekindle.model.layer_parts import LayerParts, MlpParts, layer_parts, may_be_layer
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.mixtures import fuse_experts, mixture_layer
 from rekindle.model.observation import Observation, observed
 from rekindle.model.runner import PagedStep
 from rekindle.spec import LayerSpec

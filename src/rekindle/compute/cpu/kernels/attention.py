@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rekindle.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.spec import CODES_PER_WORD, LayerSections, LayerSpec, Section, group_size
 
 FORMATS = {"bf16": 0, "q4h": 2, "q8h": 5}  # RK_BF16, RK_Q4H and RK_Q8H of native/rekindle.h

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from rekindle.kernels.library import openmp_file
+from rekindle.compute.cpu.kernels.library import openmp_file
 
 # Rounds of spinning, of 20 ns or so. Measured with a model of 24 layers in 8 bits, two threads: at a load of 6 on two
 # processors 2,000 to 5,000 rounds give 4.2 to 5.0 tokens/s, the default 0.9, and one thread 4.4; alone they cost

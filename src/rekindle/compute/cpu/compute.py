@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.kernels.library import KernelLibrary
+from rekindle.compute.cpu.fused_attention import FusedAttention
+from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.kv.fused import FusedAttention
 from rekindle.model.compute import Compute, TorchCompute
 
 

@@ -1,0 +1,1 @@
+"""The CPU: kernels in C++, packed weights, and the layers and modules that are computed over them in one call."""
