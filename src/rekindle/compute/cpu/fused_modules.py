@@ -23,7 +23,6 @@ from rekindle.model.compare import random_rows, same_in_8_bits, same_results
 from rekindle.model.layer_parts import MlpParts, NormParts, is_changed, mlp_parts, norm_parts, own_result
 
 log = logging.getLogger(__name__)
-Forward = Callable[..., Any]
 
 
 def fuse_modules(modules: Iterable[Any], kernel: DecoderKernel) -> None:
@@ -36,9 +35,9 @@ def fuse_modules(modules: Iterable[Any], kernel: DecoderKernel) -> None:
         norm = None if of_norm is None else norm_layer(of_norm, kernel)
         mlp = None if of_mlp is None else mlp_layer(of_mlp, kernel)
         if norm is not None:
-            module.forward = _norm_forward(module, kernel, norm)
+            module.forward = _forward(module, norm.columns, partial(_normalised, kernel, norm))
         elif mlp is not None:
-            module.forward = _mlp_forward(module, kernel, mlp)
+            module.forward = _forward(module, mlp.depth, partial(_gated, kernel, mlp))
         counts["norms"] += norm is not None
         counts["MLPs"] += mlp is not None
     log.info("%s are fused", ", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -62,17 +61,6 @@ def _normalised(kernel: DecoderKernel, norm: NormLayer, x: torch.Tensor) -> torc
     return out
 
 
-def _norm_forward(module: Any, kernel: DecoderKernel, norm: NormLayer) -> Forward:
-    own: Forward = type(module).forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or not _is_rows(args[0], norm.columns):
-            return own(module, *args, **kwargs)
-        return _normalised(kernel, norm, args[0])
-
-    return forward
-
-
 def mlp_layer(parts: MlpParts, kernel: DecoderKernel) -> MlpLayer | None:
     """What computes an MLP of packed linear layers as its module's own code does, or None."""
     up = None if parts.up is None else linear(parts.up)
@@ -93,19 +81,17 @@ def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tenso
     return out
 
 
-def _mlp_forward(module: Any, kernel: DecoderKernel, mlp: MlpLayer) -> Forward:
-    own: Forward = type(module).forward
+def _forward(module: Any, size: int, computed: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """What computes bf16 rows of this size so, and leaves anything else to the module's own code."""
+    own = type(module).forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or not _is_rows(args[0], mlp.depth):
+        x = None if kwargs or len(args) != 1 else args[0]
+        if not isinstance(x, torch.Tensor) or x.dtype is not torch.bfloat16 or x.shape[-1] != size:
             return own(module, *args, **kwargs)
-        return _gated(kernel, mlp, args[0])
+        return computed(x)
 
     return forward
-
-
-def _is_rows(x: Any, columns: int) -> bool:
-    return isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and x.shape[-1] == columns
 
 
 def linear(module: PackedLinear) -> Linear:
