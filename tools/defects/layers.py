@@ -135,6 +135,13 @@ LAYERS: tuple[Mutant, ...] = (
         PARTS,
     ),
     one(
+        "parts over layers that the device does not multiply by",
+        "model/layer_parts.py",
+        "if not all(map(is_linear, linears)):",
+        "if not linears:",
+        "tests/model/test_layer_parts.py::test_what_is_no_linear_layer_to_the_device_has_no_parts",
+    ),
+    one(
         "modules fused that are nearly alike",
         "model/compare.py",
         "return bool(near.all()) and float(unequal.max()) <= MOST_UNEQUAL",
