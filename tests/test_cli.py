@@ -67,8 +67,10 @@ def test_every_setting_is_a_flag_but_secrets() -> None:
 def test_a_flag_that_is_gone_says_what_holds_instead() -> None:
     for name, instead in GONE.items():
         for flag in (f"--{name.replace('_', '-')}", f"--{name.replace('_', '-')}=1"):
-            result = run("serve", flag, "1")
-            assert result.exit_code == 2 and instead in " ".join(result.output.split()), result.output
+            for command in (["serve"], ["bench", "engine"], ["agents", "list"]):
+                result = run(*command, flag, "1")
+                said = f"{flag.removesuffix('=1')} is no flag any more: {instead}"
+                assert result.exit_code == 2 and f"Error: {said}" in " ".join(result.output.split()), result.output
 
 
 def test_help_says_of_every_flag_what_config_knows_of_it() -> None:

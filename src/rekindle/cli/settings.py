@@ -36,7 +36,7 @@ class GroupedCommand(TyperCommand):
         """Parse, and say of the flag of a setting that is gone what holds instead."""
         for flag in (word.partition("=")[0] for word in args if word.startswith("--")):
             if (name := flag[2:].replace("-", "_")) in GONE:
-                raise typer.BadParameter(f"{flag} is no flag any more: {GONE[name]}", ctx=ctx)
+                ctx.fail(f"{flag} is no flag any more: {GONE[name]}")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rekindle.cli.console import console
-from rekindle.cli.settings import BENCH_UNUSED, exit_with, with_settings
+from rekindle.cli.settings import BENCH_UNUSED, GroupedCommand, exit_with, with_settings
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
@@ -20,7 +20,7 @@ def group() -> None:
     """Measure on this machine."""
 
 
-@bench.command("engine")
+@bench.command("engine", cls=GroupedCommand)
 @with_settings(unused=BENCH_UNUSED)
 def bench_engine(
     settings: Settings,
@@ -39,7 +39,7 @@ def bench_engine(
     return run_engine_bench(settings, options, console())
 
 
-@bench.command("recall")
+@bench.command("recall", cls=GroupedCommand)
 @with_settings(unused=BENCH_UNUSED | {"kv"})
 def bench_recall(
     settings: Settings,
@@ -129,7 +129,7 @@ def bench_server(
     exit_with(run)
 
 
-@bench.command("noisy")
+@bench.command("noisy", cls=GroupedCommand)
 @with_settings(unused=BENCH_UNUSED)
 def bench_noisy(
     settings: Settings,
