@@ -95,7 +95,7 @@ class Acceptance:
 
     def chances(self, draft: Draft) -> np.ndarray:
         """Return for each token of a draft the probability that it and all before it are right; never increases."""
-        classes = [_class_of(draft.num_matched + index) for index in range(len(draft.ids))]
+        classes = _class_of(draft.num_matched + np.arange(len(draft.ids)))
         return np.cumprod((self._right / self._seen)[classes])
 
     def check(self) -> None:
@@ -103,5 +103,7 @@ class Acceptance:
         assert (self._right >= 0).all() and (self._right <= self._seen).all(), f"{self._right} of {self._seen} right"
 
 
-def _class_of(num_matched: int) -> int:
-    return min(num_matched.bit_length() - 2, CLASSES - 1)
+def _class_of(num_matched: int | np.ndarray) -> np.ndarray:
+    """Classes of matches by their length, each for twice the tokens of the one before; of its argument's shape."""
+    classes: np.ndarray = np.minimum(np.frexp(num_matched)[1] - 2, CLASSES - 1)
+    return classes

@@ -33,6 +33,8 @@ class StopSearch:
 
     def push(self, text: str) -> str:
         """Add a piece; return the text that is now certain."""
+        if not self.stop:
+            return text
         text = self._held + text
         found = min(((at, stop) for stop in self.stop if (at := text.find(stop)) >= 0), default=None)
         if found is not None:

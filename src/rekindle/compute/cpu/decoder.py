@@ -53,8 +53,9 @@ class FusedDecoder:
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the layer's `forward`: [1, rows, size] -> the same."""
-        others = {name for name, value in kwargs.items() if name not in KEYWORDS and not (name == ROUTED and not value)}
-        fused = None if args or others else self.run(hidden_states, kwargs)
+        others = kwargs.keys() - KEYWORDS
+        is_plain = not args and (not others or (others == {ROUTED} and not kwargs[ROUTED]))
+        fused = self.run(hidden_states, kwargs) if is_plain else None
         return self.own(hidden_states, *args, **kwargs) if fused is None else fused
 
     def run(
@@ -62,23 +63,19 @@ class FusedDecoder:
     ) -> torch.Tensor | None:
         """Compute the layer, or another form of it, by the kernels; None where they cannot."""
         step, positions = getattr(keywords.get(STEP_KEYWORD), "step", None), keywords.get("position_embeddings")
-        if (
-            type(step) is not PagedStep
-            or not isinstance(step.paged, FusedAttention)
-            or not isinstance(positions, tuple)
-        ):
+        if type(step) is not PagedStep or not isinstance(step.paged, FusedAttention):
+            return None
+        if not isinstance(positions, tuple) or len(positions) != 2 or keywords.get("attention_mask") is not None:
             return None
         blocks, plan, window = step.paged.layer_blocks(self.spec.index), step.plan, self.spec.window
-        layout = plan.layout
-        if all(isinstance(x, torch.Tensor) and 2 * x.shape[-1] == self.spec.k_dim for x in positions):
-            positions = tuple(torch.cat((x, x), -1) for x in positions)  # both halves of a head have the same
-        shapes = [(1, layout.num_rows, size) for size in (self.size, self.spec.k_dim, self.spec.k_dim)]
-        values = (hidden, *positions)
-        if blocks is None or keywords.get("attention_mask") is not None or [x.shape for x in values] != shapes:
+        layout, (cos, sin) = plan.layout, positions
+        if 2 * cos.shape[-1] == 2 * sin.shape[-1] == self.spec.k_dim:  # both halves of a head have the same
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+        rotated = (1, layout.num_rows, self.spec.k_dim)
+        if blocks is None or hidden.shape != (1, layout.num_rows, self.size) or not cos.shape == sin.shape == rotated:
             return None
-        if any(x.dtype is not torch.bfloat16 for x in values):
+        if not hidden.dtype is cos.dtype is sin.dtype is torch.bfloat16:
             return None
-        cos, sin = positions
         hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
         output = torch.empty_like(hidden)
         self.kernel.layer(

@@ -238,5 +238,8 @@ def _hand_over_scores(request: Request) -> None:
 
 def _masks(requests: Sequence[Request]) -> dict[int, torch.Tensor]:
     """Return which tokens the constrained requests allow next, by their row."""
-    matchers = ((row, each.reply.matcher) for row, each in enumerate(requests))
-    return {row: torch.from_numpy(matcher.allowed()) for row, matcher in matchers if matcher is not None}
+    return {
+        row: torch.from_numpy(matcher.allowed())
+        for row, each in enumerate(requests)
+        if (matcher := each.reply.matcher) is not None
+    }
