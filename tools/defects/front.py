@@ -117,12 +117,14 @@ FRONTS: tuple[Mutant, ...] = (
         "if status == 503:",
         REFUSAL,
     ),
-    one(
+    Mutant(
         "a front that waits without end for a silent backend",
-        CLIENT,
-        "httpx.Timeout(self._address.silence_s, connect=CONNECT_S)",
-        "httpx.Timeout(None, connect=CONNECT_S)",
-        f"{FAILURES}::test_a_silent_backend_is_given_up",
+        (
+            Edit(CLIENT, "httpx.Timeout(self._address.silence_s, connect=CONNECT_S)", "httpx.Timeout(None)"),
+            Edit(CLIENT, "asyncio.timeout(silence_s) as patience", "asyncio.timeout(None) as patience"),
+            Edit(CLIENT, "patience.reschedule(self._loop.time() + silence_s)", "None"),
+        ),
+        (f"{FAILURES}::test_a_silent_backend_is_given_up",),
     ),
     one(
         "a front whose health does not know that the backend is back",
