@@ -98,7 +98,7 @@ def _read_toml(path: Path | None) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"config file {path}: {reason}") from error
     except RecursionError as error:
-        raise ConfigError(f"config file {path}: lists or tables lie in each other too deep") from error
+        raise ConfigError(f"config file {path}: lists or tables are nested too deeply") from error
 
 
 def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:

@@ -58,7 +58,7 @@ class ModelSettings:
     )
     kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"] = computing(
         "auto",
-        "what computes on the CPU: kernels for these instructions, or torch alone; auto: the fastest that run here",
+        "CPU kernels, by their instructions, or torch alone; auto: the fastest that run here",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",
     )
     sampling: Literal["model", "openai"] = setting(
@@ -132,7 +132,7 @@ class PromptSettings:
     )
     tail_heading: tuple[str, ...] = setting(
         (),
-        "how a line begins from which on a client changes its system text between conversations; may be given again",
+        "prefix of the line after which a client's system prompt varies (repeatable)",
         detail="With `normalise=tail` everything from that line on moves to the first user message, after the tools. "
         "`rekindle why` finds such lines.",
         unset="those of known clients",
@@ -169,7 +169,7 @@ class StoreSettings:
     enabled: bool = True
     slot: str = setting(
         "off",
-        "which slot of the store this replica of a service takes: its number, auto for the first free one, or off",
+        "store slot for this replica: its number, auto for the first free one, or off",
         detail="`auto` takes over what a stopped replica remembers. See [storage.md](storage.md#replicas).",
     )
     secret: str | None = setting(
@@ -255,7 +255,7 @@ class EngineSettings:
     request_timeout_s: float | None = setting(
         None, "stop a request that is not done by then; it fails with 503", unset="never", bounds=above(0)
     )
-    max_stall_s: float = computing(0.25, "longest pause of a running stream for another's prompt", bounds=above(0))
+    max_stall_s: float = computing(0.25, "longest stall of a running stream caused by another prompt", bounds=above(0))
     max_chunk_tokens: int | None = computing(
         None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
     )

@@ -14,7 +14,7 @@ class TierSettings:
     location: str | None = computing(
         None,
         "directory or bucket through which replicas share memory: s3://, gs:// or az://",
-        detail="Agents then go on at any replica with the same model and `REKINDLE_SECRET`. Credentials come from the "
+        detail="Agents then resume on any replica with the same model and `REKINDLE_SECRET`. Credentials come from the "
         "environment, as for the service's own tools. See [fleet.md](fleet.md).",
         unset="none",
         name="tier",
