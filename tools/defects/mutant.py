@@ -9,7 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replacement of `old`, which must occur in `file` exactly once; `file`: below `rekindle`, or a wheel first."""
+    """Replacement of `old`, which must occur in `file` exactly once.
+
+    `file` is relative to the folder of `rekindle`; that of a wheel begins with its package, `rekindle_lab/cli/…`.
+    """
 
     file: str
     old: str

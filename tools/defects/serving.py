@@ -14,6 +14,7 @@ REPLIES = "tests/text/test_replies.py"
 RETENTION = "tests/store/test_retention.py"
 TRACES = "tests/store/test_purge_traces.py"
 
+EXTENSION = "tests/server/test_extension.py"
 SERVING = (
     one(
         "a namespace holds all slots however many others wait",
@@ -330,6 +331,27 @@ SERVING = (
         "return self._has_begun and not self.cycle.more_body and not self.cycle.response_complete",
         "return self._has_begun and not self.cycle.response_complete",
         "tests/server/test_connections.py::test_connections_without_a_whole_request_give_way_to_new_ones",
+    ),
+    one(
+        "an agent deleted while its words in sessions cannot be",
+        "server/agents/deletions.py",
+        "        self._check_extensions(agent)\n",
+        "",
+        f"{EXTENSION}::test_an_agent_is_not_deleted_while_its_sessions_cannot_be",
+    ),
+    one(
+        "an agent purged from a stopped store while its words in sessions cannot be",
+        "cli/stopped.py",
+        "        if not forgetting:\n",
+        "        if False:\n",
+        f"{EXTENSION}::test_nor_is_it_purged_from_a_stopped_store",
+    ),
+    one(
+        "a page without the views of extensions",
+        "server/page/page.py",
+        "if extension.page is not None]",
+        "if extension.page is NotImplemented]",
+        "tests/page/test_files.py::test_the_page_has_the_views_of_extensions",
     ),
     one(
         "two objects of one session in memory",

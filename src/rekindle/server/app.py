@@ -154,11 +154,10 @@ def create_app(
     responses = _open_responses(engine, settings)
     app = App(ShutdownGate(), recorder, responses, metrics, bound=engine.encoder.bound)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
-    states = [extension.state for extension in app.extensions]
     group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
     _add_generating(app, RouteContext(engine, served, group, clock, settings.ping_s, settings.strict))
     for router in (
-        agents_router(engine, history, Deletions(engine, history, responses, states, clock=clock)),
+        agents_router(engine, history, Deletions(engine, history, responses, app.extensions, clock=clock)),
         *(extension.router for extension in app.extensions),
         responses_router(responses),
         prefill_router(engine, served, group, ping_s=settings.ping_s, strict=settings.strict),
@@ -174,7 +173,7 @@ def create_app(
             lambda: (
                 *(recorder.problems() if recorder else ()),
                 *responses.problems(),
-                *(problem for state in states for problem in state.problems()),
+                *(problem for extension in app.extensions for problem in extension.state.problems()),
             ),
         ),
         schema_router(app, events=app.events, max_choices=engine.settings.cache.max_branches),

@@ -18,7 +18,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo, PurgeReport
 from rekindle.errors import NotFound, StoreError
 from rekindle.server.border import in_thread
-from rekindle.server.extension import State
+from rekindle.server.extension import Extension
 from rekindle.server.observers.history import History
 from rekindle.server.responses.stored import StoredResponses
 from rekindle.store.directory import remove_set_aside
@@ -44,14 +44,14 @@ class Deletions:
         engine: Engine,
         history: History,
         responses: StoredResponses,
-        states: Sequence[State],
+        extensions: Sequence[Extension],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._history = history
         self._responses = responses
-        self._states = states
+        self._extensions = extensions
         self._clock = clock
         self._unfinished: OrderedDict[tuple[str, str], AgentInfo] = OrderedDict()
 
@@ -81,8 +81,8 @@ class Deletions:
         key, report, is_known = (namespace, agent), None, True
         self._responses.check_open()
         self._check_extensions(agent)
-        for state in self._states:
-            await state.check_forgettable(agent)
+        for extension in self._extensions:
+            await extension.state.check_forgettable(agent)
         try:
             report = await in_thread(forget, agent, namespace=namespace)
         except NotFound:
@@ -105,7 +105,8 @@ class Deletions:
     def _check_extensions(self, agent: str) -> None:
         """Refuse if a file of sessions is there that nothing installed can read; StoreError."""
         path = self._engine.settings.store.sessions_path()
-        if not self._states and path is not None and path.exists():
+        is_read = any(extension.name == "sessions" for extension in self._extensions)
+        if not is_read and path is not None and path.exists():
             raise StoreError(
                 f"{agent!r} is not deleted: {path} may hold what it said in sessions, which needs the package "
                 "rekindle-sessions; pip install 'rekindle[serve]', or remove the file, then delete it again"
@@ -123,8 +124,8 @@ class Deletions:
         found: list[str] = []
         num_responses = 0
         try:
-            for state in self._states:
-                found += await state.forget(namespace, agent)
+            for extension in self._extensions:
+                found += await extension.state.forget(namespace, agent)
         except StoreError as error:
             left.append(f"what it remembers of sessions ({error})")
         try:
