@@ -66,7 +66,7 @@ async def traced(trace: Trace) -> tuple[Counter[tuple[str, str]], Counter[tuple[
                 talk = list(TALK)
                 await reply(client, agent, talk, SHORT)
                 talk.append(MORE)
-                await asyncio.sleep(0.5)  # until the first turn is kept
+                await asyncio.to_thread(engine.flush)
                 with trace.on() as calls:
                     await reply(client, agent, talk, tokens)
                 found.append(calls)
