@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.fused_attention import FusedAttention
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.attention import fits
@@ -298,5 +298,5 @@ def test_misfits_are_refused(kernels: KernelLibrary) -> None:
 
 def test_no_kernels_no_fused_attention(kernels: KernelLibrary) -> None:
     arena = KVArena(Layer(BF16).layout, 1)
-    assert type(compute_by(None).attention(arena)) is PagedAttention
-    assert type(compute_by(kernels).attention(arena)) is FusedAttention
+    assert type(KernelCompute(None).attention(arena)) is PagedAttention
+    assert type(KernelCompute(kernels).attention(arena)) is FusedAttention

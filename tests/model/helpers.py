@@ -11,11 +11,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.kv.arena import KVArena
 from rekindle.model import formats, geometry, recurrent
 from rekindle.model.adapter import register_attention
 from rekindle.model.batch import SequenceStep
-from rekindle.model.compute import TorchCompute
 from rekindle.model.fingerprint import fingerprint
 from rekindle.model.formats import native_format
 from rekindle.model.latent import absorb_latents
@@ -80,7 +80,7 @@ def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int
     layout = formats.layout_of(found, chosen, block_tokens)
     name = type(model).__name__
     spec = ModelSpec("tiny", name, found.vocab_size, 1024, frozenset(), fingerprint(b"", layout), layout, FACTS)
-    return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, TorchCompute(), ())
+    return LoadedModel(model, spec, Path(), "cpu", found.dtype, "close", chosen, KernelCompute(None), ())
 
 
 class Bench:
@@ -93,6 +93,7 @@ class Bench:
         self.free = list(range(num_blocks))[::-1]
         self.tables: dict[str, list[int]] = {}
         self.stored: dict[str, int] = {}
+        self.failed: frozenset[int] = frozenset()  # of the last `forward`
 
     def step(self, name: str, ids: Sequence[int], logits: Literal["none", "last", "all"] = "all") -> SequenceStep:
         """The next rows of sequence `name`."""
@@ -106,7 +107,8 @@ class Bench:
 
     def forward(self, *named: tuple[str, Sequence[int]]) -> list[torch.Tensor]:
         """Run the next rows of several sequences together; all their logits."""
-        logits = self.runner.forward([self.step(name, ids) for name, ids in named])
+        launched = self.runner.launch([self.step(name, ids) for name, ids in named])
+        self.failed, logits = launched.wait(), launched.logits
         return list(logits.split([len(ids) for _, ids in named]))
 
     def stored_bytes(self, name: str) -> list[bytes]:

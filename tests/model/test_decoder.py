@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.decoder import FusedDecoder, fuse_layers
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.levels import LEVELS
@@ -65,7 +65,7 @@ def packed(
     with observed_linears(model) as called:
         probe(model)
     Linears(model, called, kernels).pack(WeightsChoice(weights, "forced"))
-    return replace(in_memory(model, kv=kv), compute=compute_by(kernels.library))
+    return replace(in_memory(model, kv=kv), compute=KernelCompute(kernels.library))
 
 
 def layers_of(loaded: LoadedModel) -> Any:
@@ -276,7 +276,7 @@ def test_numbers_that_are_not_finite_fail_their_own_sequence_only(fastest: libra
         loaded.model.get_input_embeddings().weight[7] = torch.nan
     bench = Bench(loaded)
     logits = bench.forward(("a", [*random_ids(9), 7]), ("b", random_ids(9)))
-    assert bench.runner.failed_steps == (0,)
+    assert bench.failed == {0}
     assert torch.equal(logits[1], clean)
 
 

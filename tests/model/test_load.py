@@ -11,13 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
 from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.model import checkpoint
-from rekindle.model.compute import TorchCompute
 from rekindle.model.loaded import LoadedModel
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
 from tests.tiny_models import END_ID, EXACT_KINDS, tiny_model
@@ -36,10 +35,10 @@ def test_the_kernels_are_those_that_the_setting_names() -> None:
         return load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
 
     chosen, kernels = load(ModelSettings()), choose_kernels(ModelSettings())
-    assert chosen.compute == compute_by(kernels.library)
+    assert chosen.compute == KernelCompute(kernels.library)
     noted = [note for note in chosen.notes if note.startswith("kernels: ")]
     assert noted == ([] if kernels.library is not None else [f"kernels: {kernels}"])
-    assert load(ModelSettings(kernels="torch")).compute == TorchCompute()
+    assert load(ModelSettings(kernels="torch")).compute == KernelCompute(None)
     assert str(KernelChoice(None, "they are missing", "build them")) == "torch; they are missing; build them"
 
 

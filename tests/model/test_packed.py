@@ -27,8 +27,8 @@ from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.layer_forms import WeightFormat
-from rekindle.model.compute import BY_TORCH
 from rekindle.model.geometry import probe
+from rekindle.model.loaded import BY_TORCH
 from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
-from rekindle.model.compute import TorchCompute
 from rekindle.model.fingerprint import write_json
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.proof import Proof, ProofCache
 from tests.tiny_models import tiny_model_dir
 
-TORCH = TorchCompute()
+TORCH = KernelCompute(None)
 
 
 def proofs(directory: Path) -> list[Path]:
@@ -59,9 +58,9 @@ def test_threads_other_kernels_and_a_damaged_file_are_proved_again(tmp_path: Pat
     finally:
         torch.set_num_threads(1)
     one, other = (KernelLibrary("avx2", Path("library"), digest, ctypes.CDLL(None)) for digest in ("one", "other"))
-    ProofCache(tmp_path, b"i" * 32, settings, 16, compute_by(one)).write(Proof("close", "of one"))
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16, compute_by(one)).read() == Proof("close", "of one")
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16, compute_by(other)).read() is None
+    ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(one)).write(Proof("close", "of one"))
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(one)).read() == Proof("close", "of one")
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(other)).read() is None
     assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal")
     for path in proofs(tmp_path):
         path.write_text("{")

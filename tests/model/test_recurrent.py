@@ -52,9 +52,9 @@ class Runs:
 
     def forward(self, *steps: tuple[torch.Tensor, int, Sequence[int]]) -> list[torch.Tensor]:
         """Run ids from a position on, for each of several tables; the logits of their last rows."""
-        logits = self.runner.forward([sequence_step(ids, start, blocks, "last") for ids, start, blocks in steps])
-        assert self.runner.failed_steps == ()
-        return list(logits)
+        launched = self.runner.launch([sequence_step(ids, start, blocks, "last") for ids, start, blocks in steps])
+        assert launched.wait() == set()
+        return list(launched.logits)
 
     def states(self, block: int) -> bytes:
         """The state in a block's slot."""
@@ -141,9 +141,10 @@ def test_a_state_that_is_not_finite_fails_its_sequence_and_is_not_kept() -> None
     handle = loaded.model.model.layers[2].operator_norm.register_forward_hook(
         lambda module, args, output: output.index_fill(1, torch.tensor([1]), float("nan"))
     )
-    runs.runner.forward([sequence_step(IDS[9:10], 9, one, "last"), sequence_step(IDS[9:10], 9, other, "last")])
+    steps = [sequence_step(IDS[9:10], 9, one, "last"), sequence_step(IDS[9:10], 9, other, "last")]
+    failed = runs.runner.launch(steps).wait()
     handle.remove()
-    assert runs.runner.failed_steps == (1,)
+    assert failed == {1}
     assert runs.states(other[0]) == before[1], "the state before the failed pass"
     assert runs.states(one[0]) != before[0]
 
@@ -160,10 +161,11 @@ def test_a_prompt_that_fails_alongside_a_stream_leaves_the_states_of_both_right(
         lambda module, args, output: output.index_fill(1, torch.arange(1, output.shape[1]), float("nan"))
     )
     steps = [sequence_step(IDS[9:10], 9, stream, "last"), sequence_step(IDS[:9], 0, prompt, "last")]
-    logits = runs.runner.forward(steps)
+    launched = runs.runner.launch(steps)
+    failed = launched.wait()
     handle.remove()
-    assert runs.runner.failed_steps == (1,)
-    assert torch.equal(logits[0], expected) and runs.states(stream[0]) == runs.states(alone[0])
+    assert failed == {1}
+    assert torch.equal(launched.logits[0], expected) and runs.states(stream[0]) == runs.states(alone[0])
     assert not any(runs.states(prompt[0])), "nothing of it was written"
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
 from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
 from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
@@ -24,7 +25,6 @@ from rekindle.compute.cpu.weights import Linears, WeightsChoice
 from rekindle.compute.cpu.weights_file import Contents, DamagedFile
 from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings
-from rekindle.model.compute import TorchCompute
 from rekindle.model.loaded import LoadedModel
 from tests.kernels.native import needs_compiler
 from tests.model.helpers import Bench, random_ids
@@ -212,7 +212,7 @@ def test_a_model_that_torch_computes_has_no_file(model_dir: Callable[..., Path],
     assert load(model_dir("llama", "bf16"), tmp_path, kernels="torch").unsaved is None
     assert load(model_dir("llama"), tmp_path).unsaved is None
     first_start(model_dir("llama", "bf16"), tmp_path)
-    assert load(model_dir("llama", "bf16"), tmp_path, kernels="torch").compute == TorchCompute()
+    assert load(model_dir("llama", "bf16"), tmp_path, kernels="torch").compute == KernelCompute(None)
 
 
 def test_the_decision_of_auto_is_mapped_too(model_dir: Callable[..., Path], tmp_path: Path) -> None:

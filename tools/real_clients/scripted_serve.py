@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer
 
 from rekindle.cli import main as rekindle
-from rekindle.engine.core import sampling
+from rekindle.model import runner
 from rekindle.model.adjustments import History
 from rekindle.model.sampler import SamplerState, sample
 from tools.real_clients.script import END, Asked, answer
@@ -104,7 +104,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
     sampler = ScriptedSampler(json.loads(given.script.read_text("utf-8")), tokenizer, given.asked)
     sys.argv = [sys.argv[0], *others, "--model", str(given.model)]
-    with patch.object(sampling, "sample", sampler):
+    with patch.object(runner, "sample", sampler):
         rekindle()
 
 

@@ -16,7 +16,7 @@ import torch
 
 from rekindle.cli.findings import Finding
 from rekindle.cli.repeats import several
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.compute.cpu.weights import loaded_bytes
 from rekindle.compute.load import choose_kernels, load_model
@@ -182,7 +182,7 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_to
     outputs, arenas = [], []
     for device, library in (("cpu", None), (place.device, place.library)):
         arena = KVArena(layout, num_blocks, device)
-        attention = compute_by(library).attention(arena)
+        attention = KernelCompute(library).attention(arena)
         plan = AttentionPlan(
             StepLayout([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout.block_tokens, NUM_TOKENS), device
         )

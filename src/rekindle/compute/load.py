@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig
 
 from rekindle.compute.cpu import packed, weights
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.decoder import fuse_layers
 from rekindle.compute.cpu.kernels import allocator, library
 from rekindle.compute.cpu.kernels.linear import LinearKernel
@@ -99,7 +99,7 @@ def load_model(
         facts=_facts(model, config, directory, num_parameters=loaded.num_parameters, weights=ready.weights),
         made_from=shown_inputs(known),
     )
-    by, kept = compute_by(kernels.library), ready.unsaved
+    by, kept = KernelCompute(kernels.library), ready.unsaved
     draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, by, notes, unsaved=kept)
     return _proved(_fused(draft), found, settings, format_map_dir)
 

@@ -44,8 +44,7 @@ from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
-from rekindle.model.compute import Unsaved
-from rekindle.model.loaded import Promise
+from rekindle.model.loaded import Promise, Unsaved
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks

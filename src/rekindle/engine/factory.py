@@ -11,7 +11,6 @@ from datetime import datetime
 
 import torch
 
-from rekindle.compute.cpu.kernels import thread_pool
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
 from rekindle.engine.assembly import Around, Computing, assembled
@@ -25,8 +24,7 @@ from rekindle.engine.tier_parts import check_tier
 from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.model.device import check_device
-from rekindle.model.loaded import LoadedModel
-from rekindle.model.runner import ModelRunner
+from rekindle.model.loaded import LoadedModel, Runner
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout
 from rekindle.store.directory import given_secret, make_directory
@@ -68,14 +66,14 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         promise=loaded.promise,
         label=spec.name,
         sampling=SamplingDefaults.read(loaded.directory, settings.model.sampling),
-        new_core=lambda around: _core(settings, loaded, ModelRunner(loaded, arena), around),
+        new_core=lambda around: _core(settings, loaded, loaded.compute.runner(loaded, arena), around),
         new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
         unsaved=loaded.unsaved,
     )
     try:
         return assembled(settings, computing, started, use_store=use_store)
     finally:
-        thread_pool.release()  # from here on the engine's thread computes
+        loaded.compute.rest()  # from here on the engine's thread computes
 
 
 def check_places(settings: Settings, *, use_store: bool) -> None:
@@ -99,7 +97,7 @@ def _chunk_tokens(settings: Settings, device: str) -> int:
     return settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(device).type]
 
 
-def _core(settings: Settings, loaded: LoadedModel, runner: ModelRunner, around: Around) -> EngineCore:
+def _core(settings: Settings, loaded: LoadedModel, runner: Runner, around: Around) -> EngineCore:
     return EngineCore(
         runner=runner,
         cache=around.cache,

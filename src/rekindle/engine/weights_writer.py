@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from rekindle.model.compute import Unsaved
+from rekindle.model.loaded import Unsaved
 from rekindle.worker import Worker
 
 STOP_S = 5.0

@@ -1,22 +1,92 @@
-"""A loaded model as a value: returned by `load_model`, used to run, test and describe the model.
+"""A loaded model as a value, and what computes it: all that the others know of a device and its kernels.
 
-Reads no files and runs nothing.
+Reads no files and runs nothing. What packs weights and has kernels of its own stands elsewhere and is chosen when a
+model is loaded.
+
+    Compute.runner ──▶ Runner.launch(sequence steps) ──▶ Step: wait, logits, draw
+                        begins on the device
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
+from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import ROW_MULTIPLE
-from rekindle.model.compute import Compute, Unsaved
+from rekindle.model.adjustments import History
+from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import LayerFormats
+from rekindle.model.sampler import SamplerState
 from rekindle.spec import ModelSpec
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
+BY_TORCH = "torch"
+
+
+class Step(Protocol):
+    """A step that was launched; the next one is launched after this one was waited for."""
+
+    def wait(self) -> frozenset[int]:
+        """Wait until all is computed and stored; the indices of sequence steps whose KV or logits are not finite."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Logits [requested rows, vocab], fp32 (fp64 if the model is), in the order of the sequence steps."""
+
+    def draw(
+        self,
+        rows: Sequence[int],
+        states: Sequence[SamplerState],
+        histories: Sequence[History],
+        masks: Mapping[int, torch.Tensor],
+    ) -> list[int]:
+        """The next token id for each of these rows of the logits, as `sampler.sample` of the rows with their masks."""
+
+
+class Runner(Protocol):
+    """Computes the steps of one model over one arena; used by one thread."""
+
+    model_s: float  # seconds inside the model so far
+
+    def launch(self, steps: Sequence[SequenceStep]) -> Step:
+        """Begin a step; K and V of all rows at positions `num_stored` and later will be in the arena."""
+
+    def rest(self) -> None:
+        """As `Compute.rest`."""
+
+
+class Compute(Protocol):
+    """What computes: two that are equal give the same bits."""
+
+    @property
+    def level(self) -> str:
+        """Its name."""
+
+    @property
+    def digest(self) -> str | None:
+        """A digest of code that is not in this package's Python; None if there is none."""
+
+    def attention(self, arena: KVArena) -> PagedAttention:
+        """Attention over the blocks of an arena, for modules of transformers."""
+
+    def runner(self, loaded: LoadedModel, arena: KVArena) -> Runner:
+        """What serves a model."""
+
+    def rest(self) -> None:
+        """Give back what a thread that computes holds: the calling one has nothing to compute for now."""
+
+
+class Unsaved(Protocol):
+    """What a start made of a model's weights and later starts can do without, if it is written to a file."""
+
+    def save(self, is_stopped: Callable[[], bool] = ...) -> None:
+        """Write it, unless stopped; what goes wrong is logged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ import torch
 import transformers
 
 from rekindle.config import ModelSettings
-from rekindle.model.compute import Compute
 from rekindle.model.fingerprint import write_json
-from rekindle.model.loaded import Promise
+from rekindle.model.loaded import Compute, Promise
 
 QUANTISERS = ("bitsandbytes", "compressed-tensors", "torchao")  # compute quantised layers, or widen them
 PROVING_CODE = ("compute", "kv", "layer_forms.py", "model", "spec.py")

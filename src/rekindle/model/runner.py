@@ -1,4 +1,4 @@
-"""The only caller of the transformers model while serving: a list of sequence steps in, logits out.
+"""The only caller of the transformers model while serving: a list of sequence steps in, a launched step out.
 
 Owns the paged attention over the arena. Steps are independent: only the arena's bytes are kept between two
 calls. KV that is not finite is reported per sequence step, so that one request fails and not the batch.
@@ -7,7 +7,8 @@ calls. KV that is not finite is reported per sequence step, so that one request 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 
 import torch
 
@@ -17,9 +18,11 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.states import StepStates
 from rekindle.kv.step_layout import StepLayout
 from rekindle.model.adapter import AttentionCall, run_model
+from rekindle.model.adjustments import History
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.batch import SequenceStep as SequenceStep
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.sampler import SamplerState, masked, sample
 
 
 class PagedStep:
@@ -49,8 +52,42 @@ class PagedStep:
         return call.expanded(attended.to(call.q.dtype))
 
 
+class LaunchedStep:
+    """A step of torch's; `carrier` has its plan and its states."""
+
+    def __init__(self, steps: Sequence[SequenceStep], carrier: PagedStep, logits: torch.Tensor) -> None:
+        self.logits = logits
+        self._steps, self._carrier = steps, carrier
+
+    def wait(self) -> frozenset[int]:
+        """As `Step.wait`: states are written now, but for steps that failed."""
+        return self._failed
+
+    @cached_property
+    def _failed(self) -> frozenset[int]:
+        states, spans = self._carrier.states, set(self._carrier.plan.failed_spans())
+        with torch.inference_mode():
+            if states is not None:
+                spans |= states.failed_spans()
+            failed = _failed_steps(self._steps, spans, self.logits)
+            if states is not None:
+                states.commit(failed)
+        return failed
+
+    def draw(
+        self,
+        rows: Sequence[int],
+        states: Sequence[SamplerState],
+        histories: Sequence[History],
+        masks: Mapping[int, torch.Tensor],
+    ) -> list[int]:
+        """As `Step.draw`."""
+        chosen = self.logits if len(rows) == len(self.logits) else self.logits[rows]
+        return sample(masked(chosen, masks), states, histories)
+
+
 class ModelRunner:
-    """Runs steps of one loaded model over one arena; used by one thread. `step_type`: what carries each step."""
+    """Runs steps of one loaded model over one arena, as `Runner`. `step_type`: what carries each step."""
 
     def __init__(
         self,
@@ -66,15 +103,12 @@ class ModelRunner:
         self._model = loaded.model
         self._arena = arena
         self._row_multiple = loaded.row_multiple
+        self._compute = loaded.compute
         self._paged = loaded.compute.attention(arena)
         self._device = torch.device(loaded.device)
-        self.failed_steps: tuple[int, ...] = ()  # of the last forward: steps whose KV or logits were not finite
 
-    def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
-        """Return logits [requested rows, vocab], fp32 (fp64 if the model is), in the order of the steps.
-
-        K and V of all rows at positions `num_stored` and later are in the arena when this returns.
-        """
+    def launch(self, steps: Sequence[SequenceStep]) -> LaunchedStep:
+        """As `Runner.launch`."""
         batch = ForwardBatch.build(steps, self._device, row_multiple=self._row_multiple)
         with torch.inference_mode():
             arena = self._arena
@@ -87,20 +121,26 @@ class ModelRunner:
             logits = logits[: batch.num_logits]
             if logits.dtype != torch.float64:
                 logits = logits.float()
-            failed = set(plan.failed_spans()) | (step.states.failed_spans() if step.states is not None else set())
-            self.failed_steps = _failed_steps(steps, failed, logits)
-            if step.states is not None:
-                step.states.commit(self.failed_steps)
-        return logits
+        return LaunchedStep(steps, step, logits)
+
+    def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
+        """Launch a step and wait for it: its logits."""
+        launched = self.launch(steps)
+        launched.wait()
+        return launched.logits
+
+    def rest(self) -> None:
+        """As `Compute.rest`."""
+        self._compute.rest()
 
 
-def _failed_steps(steps: Sequence[SequenceStep], failed_spans: set[int], logits: torch.Tensor) -> tuple[int, ...]:
+def _failed_steps(steps: Sequence[SequenceStep], failed_spans: Collection[int], logits: torch.Tensor) -> frozenset[int]:
     """Indices of the steps with KV that is not finite, or with logits from which no token can be drawn."""
-    failed = failed_spans.copy()
+    failed = set(failed_spans)
     sound, at = torch.isfinite(logits.amax(dim=-1)).tolist(), 0
     for index, step in enumerate(steps):
         asked = {"none": 0, "last": 1, "all": step.num_rows}[step.logits]
         if not all(sound[at : at + asked]):
             failed.add(index)
         at += asked
-    return tuple(sorted(failed))
+    return frozenset(failed)

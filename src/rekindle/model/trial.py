@@ -28,9 +28,8 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import ATTENTION_NAME, AttentionCall
 from rekindle.model.batch import SequenceStep
 from rekindle.model.check_text import checked_ids
-from rekindle.model.compute import BY_TORCH
 from rekindle.model.divergence import row_divergences
-from rekindle.model.loaded import LoadedModel
+from rekindle.model.loaded import BY_TORCH, LoadedModel
 from rekindle.model.own_attention import OWN_NAME, OwnPass, distances, own_logits, register_own_attention
 from rekindle.model.runner import ModelRunner, PagedStep
 
@@ -184,8 +183,9 @@ def _packed_logits(
         runner = ModelRunner(loaded, arena, step_type=step_type)
         given = [each for each in zip(sequences, chunk, tables, strict=True) if each[1][1] > each[1][0]]
         steps = [sequence_step(ids[start:end], start, table, asked) for ids, (start, end), table in given]
-        logits = runner.forward(steps)
-        if runner.failed_steps:
+        step = runner.launch(steps)
+        logits = step.logits
+        if step.wait():
             raise ModelRefused(NOT_FINITE)
     return logits
 

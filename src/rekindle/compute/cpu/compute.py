@@ -1,37 +1,42 @@
-"""The CPU by our kernels, as what computes a model."""
+"""The CPU by our kernels, where there are any, and by torch; torch alone also computes on its other devices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from rekindle.compute.cpu.fused_attention import FusedAttention
+from rekindle.compute.cpu.kernels import thread_pool
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
-from rekindle.model.compute import Compute, TorchCompute
+from rekindle.model.loaded import BY_TORCH, LoadedModel
+from rekindle.model.runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCompute:
-    """The kernels of one library, and torch for what they do not know."""
+    """The kernels of one library, and torch for what they do not know: for everything without a library."""
 
-    library: KernelLibrary
+    library: KernelLibrary | None
 
     @property
     def level(self) -> str:
         """That of the library."""
-        return self.library.level
+        return BY_TORCH if self.library is None else self.library.level
 
     @property
-    def digest(self) -> str:
+    def digest(self) -> str | None:
         """That of the library."""
-        return self.library.digest
+        return None if self.library is None else self.library.digest
 
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""
-        return FusedAttention(arena, self.library)
+        return PagedAttention(arena) if self.library is None else FusedAttention(arena, self.library)
 
+    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
+        """As `Compute.runner`."""
+        return ModelRunner(loaded, arena)
 
-def compute_by(library: KernelLibrary | None) -> Compute:
-    """The CPU by these kernels, or torch if there are none."""
-    return TorchCompute() if library is None else KernelCompute(library)
+    def rest(self) -> None:
+        """End the pool of threads that the calling thread computed with."""
+        thread_pool.release()

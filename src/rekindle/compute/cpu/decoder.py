@@ -96,9 +96,9 @@ def fuse_layers(loaded: LoadedModel) -> int:
 
     Norms and MLPs elsewhere in the model are fused by themselves.
     """
-    if not isinstance(loaded.compute, KernelCompute):
+    library = loaded.compute.library if isinstance(loaded.compute, KernelCompute) else None
+    if library is None:
         return 0
-    library = loaded.compute.library
     kernel, fused = DecoderKernel(library), list[FusedDecoder]()
     fuse_experts(loaded.model, ExpertsKernel(library))
     modules = [module for module in loaded.model.modules() if may_be_layer(module, is_packed)]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from rekindle.compute.cpu import experts, packed
-from rekindle.compute.cpu.compute import compute_by
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
 from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
 from rekindle.compute.cpu.packed_modules import PackedModule
@@ -141,7 +141,8 @@ class SavedWeights:
         if self.directory is None or self.settings.map_weights == "off":
             return None
         identity = model_identity(self.inputs(dtype=dtype, weight_format=chosen.weights))
-        conditions = json.dumps(circumstances(self.settings.device, compute_by(self.kernels.library)), sort_keys=True)
+        found = circumstances(self.settings.device, KernelCompute(self.kernels.library))
+        conditions = json.dumps(found, sort_keys=True)
         key = hashlib.blake2b(identity + conditions.encode(), digest_size=16).hexdigest()
         family = hashlib.blake2b(f"{chosen.weights} {self.source}".encode(), digest_size=8).hexdigest()
         return WeightsFile(self.directory, family, key)

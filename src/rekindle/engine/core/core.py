@@ -28,8 +28,8 @@ from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.errors import Overloaded, RekindleError, RequestFailed
 from rekindle.model.batch import SequenceStep
+from rekindle.model.loaded import Runner, Step
 from rekindle.model.row_scores import score_rows
-from rekindle.model.runner import ModelRunner
 from rekindle.worker import concealed, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class EngineCore:
     def __init__(
         self,
         *,
-        runner: ModelRunner,
+        runner: Runner,
         cache: PrefixCache,
         scheduler: Scheduler,
         speculation: Speculation,
@@ -173,7 +173,7 @@ class EngineCore:
     def _run(self, chunks: list[Chunk]) -> None:
         began = self._clock()
         try:
-            logits, bad = self._forward(chunks)
+            step, bad = self._computed(chunks)
         except BaseException as error:
             # Border: any error of the model's code, panics of libraries included, ends one request, not the engine.
             if is_meant_for_thread(error):
@@ -195,10 +195,10 @@ class EngineCore:
         self.num_rows += rows
         self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)
         self.speculation.observe(chunks, took)
-        self._advance(chunks, logits, bad)
+        self._advance(chunks, step, bad)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, frozenset[int]]:
-        """Return logits, rows in the order of the chunks, and the positions in `chunks` whose KV was not finite."""
+    def _computed(self, chunks: Sequence[Chunk]) -> tuple[Step, frozenset[int]]:
+        """Return a step, rows in the order of the chunks, and the positions in `chunks` whose KV was not finite."""
         steps = [
             SequenceStep(
                 token_ids=_token_ids(chunk),
@@ -209,10 +209,10 @@ class EngineCore:
             )
             for chunk in chunks
         ]
-        logits = self._runner.forward(steps)
-        return logits, frozenset(self._runner.failed_steps)
+        step = self._runner.launch(steps)
+        return step, step.wait()
 
-    def _advance(self, chunks: Sequence[Chunk], logits: torch.Tensor, bad: frozenset[int]) -> None:
+    def _advance(self, chunks: Sequence[Chunk], step: Step, bad: frozenset[int]) -> None:
         """Publish what the pass computed, sample where a sequence is complete, report progress.
 
         A chunk that failed with a draft runs again without one.
@@ -226,7 +226,7 @@ class EngineCore:
                 chunk.sequence.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(chunk.sequence)
                 if is_scored:
-                    self._score(chunk, logits[row : row + num_logits])
+                    self._score(chunk, step.logits[row : row + num_logits])
                 if request is not None:
                     self._report_progress(request)
                     if chunk.samples:
@@ -236,7 +236,7 @@ class EngineCore:
             elif not chunk.draft:
                 self._fail(chunk, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
             row += num_logits
-        self._sample(logits, sampling)
+        self._sample(step, sampling)
         for index in bad:
             if chunks[index].draft:
                 self._run([without_draft(chunks[index])])
@@ -252,7 +252,7 @@ class EngineCore:
         scores.put(known, score_rows(logits[skipped : skipped + num_scored], tokens, scores.num_top))
         self.cache.scores.keep(chunk.sequence, known)
 
-    def _sample(self, logits: torch.Tensor, sampling: list[tuple[Chunk, int]]) -> None:
+    def _sample(self, step: Step, sampling: list[tuple[Chunk, int]]) -> None:
         """Sample the next token of every chunk, then the next of those whose draft was right, as single steps would.
 
         Nothing of a draft is stored before the token was sampled: rows after a wrong one are written again later.
@@ -260,8 +260,8 @@ class EngineCore:
         left, turn = sampling, 0
         while left:
             rows = [row + turn for _, row in left]
-            chosen = logits if len(rows) == len(logits) else logits[rows]
-            self._replies.continue_with(chosen, [chunk.request for chunk, _ in left if chunk.request is not None])
+            requests = [chunk.request for chunk, _ in left if chunk.request is not None]
+            self._replies.continue_with(step, rows, requests)
             turn += 1
             left = [(chunk, row) for chunk, row in left if self._accept(chunk, turn)]
         for chunk, _ in sampling:
@@ -284,6 +284,10 @@ class EngineCore:
             self.background.fail()
         else:
             self._replies.fail(chunk.request, error)
+
+    def rest(self) -> None:
+        """Let what computes give back its threads until the next step."""
+        self._runner.rest()
 
     def fail_all(self, error: RekindleError) -> None:
         """Fail everything that runs or waits."""

@@ -58,6 +58,9 @@ class Core(Protocol):
     def seconds_left(self) -> float | None:
         """Return in how many seconds a step is due even if nothing comes in; None if none is."""
 
+    def rest(self) -> None:
+        """The thread is about to sleep until something comes in."""
+
     def fail_all(self, error: RekindleError) -> None:
         """Fail everything that runs or waits."""
 

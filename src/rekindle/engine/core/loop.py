@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rekindle.compute.cpu.kernels import thread_pool
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.save_queue import refuse
 from rekindle.engine.core.background import IdleWork
@@ -174,7 +173,7 @@ class EngineLoop:
         if timeout is None:
             if self._check_when_idle:
                 core.check()
-            thread_pool.release()
+            core.rest()
         try:
             message = self._inbox.get(block=timeout != 0.0, timeout=timeout)
             while True:

@@ -24,8 +24,8 @@ from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError, Timeout
+from rekindle.model.loaded import Step
 from rekindle.model.logprobs import TokenLogprob, score
-from rekindle.model.sampler import masked, sample
 from rekindle.worker import concealed, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
@@ -62,32 +62,31 @@ class Replies:
         self._reports_early = reports_early
         self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # by agent: the last block
 
-    def continue_with(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
-        """Sample and emit the next token of each request from `logits` [len(requests), vocab]."""
+    def continue_with(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """Sample and emit the next token of each request from its row of a step's logits."""
         began = self._clock()
-        tokens = self._choose(logits, requests)
+        tokens = self._choose(step, rows, requests)
         self.sample_s += self._clock() - began
-        for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+        for row, request, token in zip(rows, requests, tokens, strict=True):
             if isinstance(token, BaseException):
                 self._fail_alone(request, token)
             else:
-                self._alone(request, partial(self._take_scored, request, token, logits[row]))
+                self._alone(request, partial(self._take_scored, request, token, step, row))
 
-    def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int | BaseException]:
+    def _choose(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> list[int | BaseException]:
         """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
         try:
-            histories = [each.sequence.history for each in requests]
-            logits = masked(logits, _masks(requests))
-            return list(sample(logits, [each.reply.sampler for each in requests], histories))
+            states, histories = [x.reply.sampler for x in requests], [x.sequence.history for x in requests]
+            return list(step.draw(rows, states, histories, _masks(requests)))
         except BaseException as error:
             # Border: as for `_alone`.
             if len(requests) == 1:
                 return [error]
-            return [self._choose(logits[row : row + 1], [request])[0] for row, request in enumerate(requests)]
+            return [self._choose(step, [row], [request])[0] for row, request in zip(rows, requests, strict=True)]
 
-    def _take_scored(self, request: Request, token: int, logits: torch.Tensor) -> None:
-        """Add and emit the next token of a request, sampled from `logits` [vocab]."""
-        self._take(request, token, _scores(request, token, logits))
+    def _take_scored(self, request: Request, token: int, step: Step, row: int) -> None:
+        """Add and emit the next token of a request, sampled from this row of the logits."""
+        self._take(request, token, _scores(request, token, step, row))
 
     def take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Add and emit the next token of a request; `scores` has its log probability, if that was requested."""
@@ -221,12 +220,12 @@ class Replies:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
 
 
-def _scores(request: Request, token: int, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
-    """Return the log probability of a token under `logits` [vocab], if it was requested and is part of the reply."""
+def _scores(request: Request, token: int, step: Step, row: int) -> tuple[TokenLogprob, ...]:
+    """Return the log probability of a token under a row of logits, if it was requested and is part of the reply."""
     reply, num_top = request.reply, request.reply.sampler.params.logprobs
     if num_top is None or token in reply.sampler.ends:
         return ()
-    return (score(logits, token, num_top, bytes_of=reply.stream.token_bytes),)
+    return (score(step.logits[row], token, num_top, bytes_of=reply.stream.token_bytes),)
 
 
 def _hand_over_scores(request: Request) -> None:

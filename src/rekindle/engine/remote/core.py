@@ -221,6 +221,9 @@ class RemoteCore:
         sequence.num_computed = sequence.num_tokens
         self.cache.publish(sequence)
 
+    def rest(self) -> None:
+        """Nothing: the backend has the threads that compute."""
+
     def fail_all(self, error: RekindleError) -> None:
         """Fail everything that runs or waits."""
         for request in self.scheduler.everybody():

@@ -120,9 +120,9 @@ class Run:
     def logits(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
         """Return logits [end - start, vocab] of these positions; everything before them must be in the arena."""
         step = SequenceStep(ids[start:end], start, self._blocks, start, "all")
-        logits = self._runner.forward([step])
-        assert not self._runner.failed_steps, "KV or logits that are not finite"
-        return logits
+        launched = self._runner.launch([step])
+        assert not launched.wait(), "KV or logits that are not finite"
+        return launched.logits
 
 
 def score_formats(
