@@ -24,7 +24,7 @@ from itertools import pairwise
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.core.background import IdleWork
-from rekindle.engine.intake.prompt_ids import prompt_ids
+from rekindle.engine.intake.prompt_lookup import prompt_ids
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import FinishedTurn, Request
 from rekindle.engine.sequence import Sequence

@@ -25,10 +25,9 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.fairness import MOST_THREADS, FairWorkers
 from rekindle.engine.intake.long_prompts import LongPrompts
-from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.request_builder import RequestBuilder
-from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.memory import AgentMemory, OnMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention
 from rekindle.engine.request import FinishedTurn
 from rekindle.engine.types import GenerationRequest

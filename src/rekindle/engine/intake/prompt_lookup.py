@@ -15,23 +15,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rekindle.agent_ids import kind_of, new_conversation
-from rekindle.engine.intake.on_memory import OnMemory
-from rekindle.engine.intake.prompt_ids import prompt_ids
 from rekindle.engine.intake.rendering import Rendering
 from rekindle.engine.intake.tail_offers import TailOffers
 from rekindle.engine.memory.branches import KnownBranch, common_prefix, is_prefix
-from rekindle.engine.memory.memory import AgentMemory
+from rekindle.engine.memory.memory import AgentMemory, OnMemory
 from rekindle.engine.memory.preambles import Preamble
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.matching.explain import Explanation, explain, explain_elsewhere
-from rekindle.matching.generated_arguments import Opening, with_generated_arguments
 from rekindle.matching.matcher import Mode, Relation, TextMatch
 from rekindle.spec import Change
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
-
-LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +68,6 @@ class PromptLookup:
             self._memory.know_agent(namespace, parent)
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
 
-    def as_generated(
-        self, request: GenerationRequest, rendering: Rendering, opening: Opening, *, on_memory: OnMemory
-    ) -> GenerationRequest:
-        """Return the request with the arguments of its calls as they were generated, where the stored text that its
-        prompt is nearest to has the same values; `rendering` is its prompt as it is."""
-        messages = rendering.request.messages
-        if messages is None or self.is_off(request) or not any(message.tool_calls for message in messages):
-            return request
-        difference = on_memory(lambda: self._look(request, rendering.prompt)).match.difference
-        if difference is None:
-            return request
-        as_generated = with_generated_arguments(request.messages or (), difference.stored_key, opening)
-        return request if as_generated == request.messages else replace(request, messages=as_generated)
-
     def note_preamble(self, request: GenerationRequest, agent: str) -> None:
         """Remember the system text and tools of an agent's request. On the intake thread."""
         if request.messages is None or not request.tools or self.is_off(request):
@@ -110,10 +91,6 @@ class PromptLookup:
         """Return how much of a prompt's text is stored, and the stored text that it diverges from (empty: none)."""
         match = on_memory(lambda: self._look(rendering.request, rendering.prompt)).match
         return match.matched_bytes, b"" if match.difference is None else match.difference.stored_key
-
-    def matched_bytes(self, rendering: Rendering, *, on_memory: OnMemory) -> int:
-        """Return how much of a prompt's text is stored."""
-        return on_memory(lambda: self._look(rendering.request, rendering.prompt)).match.matched_bytes
 
     def of_text(
         self, request: GenerationRequest, rendering: Rendering, *, on_memory: OnMemory, most: float = math.inf
@@ -188,6 +165,22 @@ class PromptLookup:
         if found.elsewhere is not None:
             return explain_elsewhere(found.elsewhere)
         return explain(found.match, rendering.prompt, rendering.as_sent, encoder=self._encoder, num_tokens=num_tokens)
+
+
+def prompt_ids(
+    encoder: PromptEncoder, match: TextMatch, rendered: RenderedPrompt, *, most: float = math.inf
+) -> tuple[np.ndarray, int]:
+    """Return the ids to run [tokens], uint32, and how many of them are known to be a fresh encoding of their text.
+
+    Raises PromptTooLong if more than `most` tokens must be encoded.
+    """
+    branch = match.branch
+    if branch is None or match.num_tokens == 0:
+        ids = encoder.encode(rendered, most=most)
+        return ids, len(ids)
+    rest = encoder.encode_rest(rendered, match.resume_byte, most=most)
+    ids = np.concatenate([branch.ids[: match.num_tokens], rest])
+    return ids, len(ids) if match.num_tokens <= branch.canonical_tokens else branch.canonical_tokens
 
 
 def _parts(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:

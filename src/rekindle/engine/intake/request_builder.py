@@ -22,16 +22,15 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.backend_constraints import BackendConstraints
-from rekindle.engine.intake.compactions import COMPACTION, Compactions
-from rekindle.engine.intake.on_memory import OnMemory
-from rekindle.engine.intake.prompt_lookup import LEAST_GAIN, Prompt, PromptLookup
-from rekindle.engine.intake.rendering import Renderer, Rendering, with_messages
+from rekindle.engine.intake.prompt_lookup import Prompt, PromptLookup
+from rekindle.engine.intake.rendering import Renderer, Rendering
+from rekindle.engine.intake.rewrites import COMPACTION, Rewrites
+from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
-from rekindle.matching.earlier_tails import with_earlier_tails
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 Aside = Callable[[Callable[[OnMemory], None]], None]
 QUOTED_CHARS = 120  # of text removed from a prompt
-TAIL = "tail"
 COUNTED = 4  # contexts; tokens are counted that far, so that a caller learns how much too long a prompt is
 MOST_AGENTS = 4096  # whose last request is remembered, to find what changes from one to the next
 
@@ -101,7 +99,7 @@ class RequestBuilder:
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
-        self._compactions = Compactions(renderer, lookup)
+        self._rewrites = Rewrites(encoder, renderer, lookup)
         self._limits = limits
         self._visible = visible
         self._constraints = constraints
@@ -269,42 +267,9 @@ class RequestBuilder:
                 self._encoder.bound.check_ids(len(request.token_ids))
             ids = self._checked(request.token_ids)
             return on_memory(lambda: self._lookup.of_ids(request, ids)), Rendering(request)
-        rendering = self._renderer.render(request)
-        request, rendering = self._compactions.with_preamble(request, rendering, on_memory)
-        request = replace(request, tools=rendering.request.tools)
-        request, rendering = self._with_earlier_tails(request, rendering, on_memory)
-        as_generated = self._lookup.as_generated(request, rendering, self._renderer.opening_of, on_memory=on_memory)
-        if as_generated is not request:
-            request, rendering = as_generated, self._again(as_generated, rendering)
+        request, rendering = self._rewrites.rendered(request, on_memory)
         most = COUNTED * self._limits.max_context
         return self._lookup.of_text(request, rendering, on_memory=on_memory, most=most), rendering
-
-    def _again(self, request: GenerationRequest, before: Rendering) -> Rendering:
-        """Render a request that was changed since it was rendered before."""
-        again = self._renderer.render(request)
-        kept = (pair for pair in before.removed if pair[0].kind == COMPACTION)
-        return replace(again, removed=(*again.removed, *kept))
-
-    def _with_earlier_tails(
-        self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory
-    ) -> tuple[GenerationRequest, Rendering]:
-        """Return the request with the tails of its system text where stored text has them, if that continues to the
-        end of the first reply then: otherwise it may be another conversation's."""
-        if not any(each.kind == TAIL for each, _ in rendering.removed) or self._lookup.is_off(request):
-            return request, rendering
-        best, (matched, stored) = (request, rendering), self._lookup.nearest(rendering, on_memory=on_memory)
-        least = matched + LEAST_GAIN
-        while stored:  # with its first tail, a prompt may be nearest to another text, which shows more of them
-            changed = with_earlier_tails(request.messages or (), stored, self._encoder.content_key)
-            if changed in (request.messages, best[0].messages):
-                break
-            other = with_messages(request, changed)
-            again = self._again(other, rendering)
-            most, stored = self._lookup.nearest(again, on_memory=on_memory)
-            if most <= matched:
-                break
-            best, matched = (other, again), most
-        return best if matched >= max(least, self._renderer.first_reply(best[1])[1]) else (request, rendering)
 
     def _room(self, prompt: Prompt, task: Task) -> int:
         """Return how many tokens of reply fit after the prompt; PromptTooLong if none does."""

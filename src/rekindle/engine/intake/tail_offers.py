@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import takewhile
 
 from rekindle.cache.trie.radix import common_prefix
-from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.rendering import Renderer, Rendering
+from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.memory.preambles import names_of
 from rekindle.engine.memory.system_texts import Changed, SystemTexts
 from rekindle.engine.types import GenerationRequest

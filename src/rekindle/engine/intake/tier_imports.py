@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds
-from rekindle.engine.intake.on_memory import OnMemory
 from rekindle.engine.intake.prompt_lookup import Prompt
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.branches import common_prefix
+from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.types import GenerationRequest
 from rekindle.spec import KVLayout
 from rekindle.store.values import Bytes, StagedBlock

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,13 @@ from rekindle.store.warm import SequenceRecord, WarmStore
 from rekindle.text.prompt import PromptEncoder
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class OnMemory(Protocol):
+    """Runs `work` on the thread that owns memory, and returns its result."""
+
+    def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 class AgentMemory:

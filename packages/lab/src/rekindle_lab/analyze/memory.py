@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rekindle.config import CacheSettings
-from rekindle.engine.intake.prompt_ids import prompt_ids
+from rekindle.engine.intake.prompt_lookup import prompt_ids
 from rekindle.errors import BadRequest
 from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
 from rekindle.text.anticipation import anticipated, likely_probes
