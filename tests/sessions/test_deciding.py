@@ -387,6 +387,16 @@ def test_consensus_is_asked_for_again_with_tally_and_reasons_nobody_named() -> N
     assert announcement(decision) == "Decided: Blue. Votes: Blue 2; abstained: 1."
 
 
+def test_reasons_of_a_secret_vote_are_told_in_the_same_order_whoever_gave_them() -> None:
+    texts = ["Blue\nIt is calm.", "Blue\nAll like it.", "Red\nWarm."]
+    one, other = (
+        judge(question("consensus"), [cast("Blue", "Blue", "Red", texts=[*order, texts[2]])])
+        for order in (texts[:2], texts[1::-1])
+    )
+    assert isinstance(one, Again) and isinstance(other, Again)
+    assert one.announcement == other.announcement and "It is calm." in one.announcement
+
+
 def test_reasons_that_were_heard_are_not_told_again() -> None:
     again = judge(question("consensus", is_open=True), [cast("Blue", "Red", None, texts=["Blue\nCalm.", "Red", "-"])])
     assert isinstance(again, Again)

@@ -5,6 +5,7 @@ from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.fleets import FLEET
 from tools.defects.front import FRONTS
+from tools.defects.gate import GATE
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
@@ -18,6 +19,7 @@ from tools.defects.secrets import SECRET
 from tools.defects.serving import SERVING
 from tools.defects.states import STATES
 from tools.defects.tier import TIER
+from tools.defects.wheels import WHEELS
 from tools.defects.windows import WINDOWS
 
 MUTANTS = (
@@ -40,4 +42,6 @@ MUTANTS = (
     *SECRET,
     *TIER,
     *FRONTS,
+    *GATE,
+    *WHEELS,
 )

@@ -139,7 +139,7 @@ def test_tools_in_another_order_are_burned_by_their_order(tmp_path: Path) -> Non
     analysis = analysed(tmp_path, bodies)
     assert set(analysis.total.recomputed) == {"tool_order"}
     # Both orders are remembered: the second time each comes, only what was said since is computed again.
-    assert analysis.total.recomputed_tokens > 200
+    assert analysis.total.recomputed_tokens > 300, "all tools, their lines joined otherwise included"
     assert arm(analysis, ALL, "off") < arm(analysis, "off", "off")
     assert analysed(tmp_path, [{**body, "tools": TOOLS} for body in talk(6)]).total.recomputed_tokens == 0
 
@@ -275,6 +275,8 @@ def test_turns_of_one_conversation_are_found_by_what_was_said() -> None:
     assert known.place(8, said("Other words.", long, "And?"), None).conversation == told.conversation
     assert known.place(9, said("Others.", long, "And?"), None).earlier == 8
     assert known.place(6, (Message("system", "Only rules."),), None).reply is None
+    begun = known.place(10, said("Good morning.", "Good morning to you.", "And?"), None)
+    assert known.place(11, said("Good morning."), None).conversation != begun.conversation, "many begin like this"
 
 
 def test_the_server_says_the_same(tmp_path: Path) -> None:
