@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml $(WHEELS:=/pyproject.toml)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick lint types models real mutants torture kernels fleet fleet-env clean
+.PHONY: demo test quick gate long lint types models real mutants torture kernels fleet fleet-env clean
 
 demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -19,6 +19,14 @@ test: kernels
 # What needs neither torch, nor another process, nor a browser: under a minute on two cores.
 quick: kernels
 	$(BIN)/python -m pytest --quick -n auto --maxprocesses 4 --dist worksteal $(TESTS)
+
+# The quick tests, and those that `make mutants` says notice a defect: six minutes on two cores.
+gate: kernels
+	$(BIN)/python -m pytest --gate -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# What `make test` leaves out: whole commands of those that measure, in processes and servers of their own.
+long: kernels
+	$(BIN)/python -m pytest --long -m long -n auto --maxprocesses 4 --dist worksteal $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src packages pocket benchmarks tests tools examples hatch_build.py

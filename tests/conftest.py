@@ -1,4 +1,4 @@
-"""What holds for all tests: their settings, their environment, how hard Hypothesis looks.
+"""What holds for all tests: their settings, their environment, how hard Hypothesis looks, which of them run.
 
 In CI a skipped test is a failed one: what is not run is not known to work. Variables of the person who runs the tests
 reach neither them nor the processes they start. `HYPOTHESIS_PROFILE=torture` runs every state machine for long.
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.killers import has_killers, is_killer
 from tests.needs import needs_of
 
 TORTURE = 40  # times as many examples of a machine, each twice as long
@@ -58,22 +59,37 @@ def hastened(usual: settings) -> settings:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="without what needs torch, a process, a browser or minutes")
+    parser.addoption("--gate", action="store_true", help="the quick tests, and all that fail on a mutant")
+    parser.addoption("--long", action="store_true", help="the tests marked as long too, which `make long` runs")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return (config.getoption("--quick") and bool(needs_of(collection_path))) or None
+    chosen = config.getoption("--gate") and has_killers(collection_path)
+    is_short = config.getoption("--quick") or config.getoption("--gate")
+    return (is_short and not chosen and bool(needs_of(collection_path))) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    changed = tortured if PROFILE == "torture" else hastened if config.getoption("--quick") else None
+    left_out = set[pytest.Item]()
+    if config.getoption("--gate"):
+        left_out = {item for item in items if needs_of(item.path) and not is_killer(item.nodeid)}
+    if not config.getoption("--long"):
+        left_out |= {item for item in items if item.get_closest_marker("long")}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     for item in items:
         for need in needs_of(item.path):
             item.add_marker(need)
-    machines = {item.cls for item in items if isinstance(item, pytest.Function) and item.cls is not None}
-    for machine in machines:
+    is_short = config.getoption("--quick") or config.getoption("--gate")
+    machines = {item.cls: item for item in items if isinstance(item, pytest.Function) and item.cls is not None}
+    for machine, item in machines.items():
         usual = getattr(machine, "settings", None)
-        if changed is not None and isinstance(usual, settings):
-            machine.settings = changed(usual)
+        if not isinstance(usual, settings):
+            continue
+        if PROFILE == "torture":
+            machine.settings = tortured(usual)
+        elif is_short and not (config.getoption("--gate") and is_killer(item.nodeid)):
+            machine.settings = hastened(usual)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,13 +27,14 @@ def of_agent(replayed: Replayed, who: str) -> list[Exchange]:
     return [each for each in replayed.exchanges if each.request.who == who]
 
 
-LONG, SHORT = 40, 24  # turns
-KNOWN_OF = {LONG: KNOWN, SHORT: 0.92}  # what sub-agents compute counts for more of a short session
+LONG, SHORT = 40, 12  # turns
+KNOWN_OF = {LONG: KNOWN, SHORT: 0.85}  # what sub-agents compute counts for more of a short session
+DAYS = [pytest.param(each, LONG, marks=pytest.mark.long, id=each.name) for each in TEMPLATES]
+SHORT_DAYS = [pytest.param(behaviour(name), SHORT, id=f"{name}, short") for name in ("append", "open-thinking")]
 
 
-@pytest.mark.parametrize("chosen", TEMPLATES, ids=lambda each: each.name)
-def test_a_day_stays_warm(chosen: Behaviour) -> None:
-    turns = LONG if chosen.name in ("append", "open-thinking") else SHORT
+@pytest.mark.parametrize(("chosen", "turns"), [*SHORT_DAYS, *DAYS])
+def test_a_day_stays_warm(chosen: Behaviour, turns: int) -> None:
     replayed = replay(chosen, "as served", SETTINGS, plan=SessionPlan(turns=turns, seed=0), checks=turns // 10)
     assert replayed.share >= KNOWN_OF[turns], [
         (e.request.who, e.request.turn, e.prompt_tokens, e.reused_tokens) for e in replayed.exchanges
@@ -59,6 +60,7 @@ def of_client(name: str) -> Replayed:
     return replayed
 
 
+@pytest.mark.long
 def test_a_changed_state_of_the_repository_leaves_the_tools_warm() -> None:
     replayed = of_client("git-status")
     resumed, (first, *later) = of_agent(replayed, "main")[6], of_agent(replayed, "main, again")
@@ -70,6 +72,7 @@ def test_a_changed_state_of_the_repository_leaves_the_tools_warm() -> None:
     assert share(later) > 0.97
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on_behind_pictures() -> None:
     replayed = of_client("image")
     (left_out,) = of_agent(replayed, "main")[-1].heard.report["left_out"]
@@ -77,6 +80,7 @@ def test_a_conversation_goes_on_behind_pictures() -> None:
     assert replayed.share >= KNOWN
 
 
+@pytest.mark.long
 def test_arguments_written_anew_cost_nothing() -> None:
     replayed = of_client("reserialised-arguments")
     assert replayed.share >= KNOWN

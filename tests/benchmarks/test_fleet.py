@@ -31,6 +31,7 @@ def test_a_fleet_is_served_within_its_budgets_and_the_right_agents_are_warm(tmp_
     assert "fleet: 0 requests or blocks were refused" in found
 
 
+@pytest.mark.long
 def test_a_filled_store_is_restarted_used_again_and_warm(tmp_path: Path) -> None:
     out, settings = tmp_path / "restart.jsonl", Settings.load({"threads": 1})
     options = RestartBench(agents=(12,), tokens=150, repeats=1, keep=tmp_path, out=out)

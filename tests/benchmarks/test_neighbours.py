@@ -13,6 +13,7 @@ from rekindle.config import Settings
 from rekindle.errors import ConfigError
 
 
+@pytest.mark.long
 def test_every_arm_is_measured_alone_and_with_neighbours(tmp_path: Path) -> None:
     out = tmp_path / "neighbours.jsonl"
     options = NeighbourBench(neighbours=1, repeats=1, tokens=8, out=out)

@@ -16,6 +16,7 @@ from rekindle.errors import ConfigError
 PHASES = ("code imported", "weights loaded", "store opened", "agents known", "serving")
 
 
+@pytest.mark.long
 def test_a_server_starts_first_and_again_and_its_phases_follow_each_other(tmp_path: Path) -> None:
     out = tmp_path / "start.jsonl"
     assert run_start(Settings.load({"threads": 1}), StartBench(repeats=1, out=out), Console(quiet=True)) == 0

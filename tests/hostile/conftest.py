@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Target:
             time.sleep(0.05)
         return status == 200
 
-    def num_open(self, at_most: int = 0) -> int:
+    def num_open(self, at_most: float = math.inf) -> int:
         """Descriptors of the server beside its store's files, given a moment to come down to `at_most`."""
         deadline = time.monotonic() + SETTLE_S
         while (count := self.process.num_fds() - self.num_files()) > at_most and time.monotonic() < deadline:

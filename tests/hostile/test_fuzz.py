@@ -10,7 +10,7 @@ from schemathesis import GenerationMode
 
 from tests.hostile.conftest import ADMIN, KEYS, Target
 
-EXAMPLES = 30
+EXAMPLES = 12
 
 
 def test_no_call_breaks_the_server(target: Target) -> None:

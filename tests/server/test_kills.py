@@ -1,13 +1,12 @@
-"""A dozen SIGKILLs at random moments: the store opens, every record passes its check, every durable turn is warm.
+"""Some SIGKILLs at random moments: the store opens, every record passes its check, every durable turn is warm.
 
 The moments begin with the first durable turn, however long that takes here. The server runs in a forked process whose
-imports are done already, so that a dozen of them take a minute. `SERVER_KILLS=100` makes it a hundred (`make torture`);
+imports are done already, so that each takes some seconds. `SERVER_KILLS=100` makes it a hundred (`make torture`);
 tests/store/test_killed.py kills processes that hold a store and no model, twenty times as fast.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import threading
@@ -24,8 +23,9 @@ from rekindle.pocket import conversations
 from rekindle.server.serve import open_listeners, run_server
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
+from tests.forks import forking
 
-NUM_KILLS = int(os.environ.get("SERVER_KILLS", "12"))
+NUM_KILLS = int(os.environ.get("SERVER_KILLS", "5"))
 NUM_AGENTS = 2
 AFTER_S = 1.5  # the last of the random moments after the first durable turn
 History = list[dict[str, str]]
@@ -63,8 +63,7 @@ def talk(client: Client, agent: str, seed: int, durable: dict[str, History], fir
 def kill_while_talking(store: Path, number: int, moment_s: float) -> dict[str, History]:
     """Serve until a turn is durable and a moment more, SIGKILL; the prompts that were durable by then."""
     port, durable, first = free_port(), dict[str, History](), threading.Event()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rekindle.engine.api", "rekindle.server.serve"])
+    context = forking()
     process = context.Process(target=serve, args=(store, port), daemon=True)
     process.start()
     client = Client(port)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -26,6 +25,7 @@ import pytest
 from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.server.serve import open_listeners, run_server
+from tests.forks import forking
 from tests.tiny_models import tiny_model_dir
 
 NUM_KILLS = int(os.environ.get("ROUTE_KILLS", "1"))
@@ -79,8 +79,7 @@ class Client:
 @contextmanager
 def running(model: Path, store: Path) -> Iterator[Client]:
     """A server in a process of its own, killed when this is left."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rekindle.engine.api", "rekindle.server.serve", "tests.server.test_route_kills"])
+    context = forking()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=serve, args=(model, store, theirs), daemon=True)
     process.start()

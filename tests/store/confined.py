@@ -6,7 +6,6 @@ Which confinement a machine allows differs; each function says which one it got,
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import resource
 import signal
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.forks import forking
+
 NOBODY = 65534
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _PRIVATE_RECURSIVE = 0x40000 | 0x4000
@@ -23,7 +24,7 @@ _PRIVATE_RECURSIVE = 0x40000 | 0x4000
 
 def run_apart(function: Callable[..., Any], *args: Any) -> Any:
     """The function's result from a process of its own; AssertionError with its traceback if it raised."""
-    context = multiprocessing.get_context("forkserver")
+    context = forking()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(theirs, function, args))
     process.start()

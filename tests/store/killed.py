@@ -6,7 +6,6 @@ end: SIGKILL comes from outside, at any moment. Holds no model, so a kill costs 
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import numpy as np
 
 from rekindle.store.commands import Delete
 from rekindle.store.ledger import Ledger
+from tests.forks import forking
 from tests.store.campaign import Branch, Campaign, Key, Moment, Workload, drawn_actions
 
 TOLD = ("submit", "told", "lost", "deleting", "deleted", "proven", "pinning", "note_pin", "note_unpin")
@@ -82,8 +82,7 @@ class Killer:
         self.ids: dict[Key, list[int]] = {}
         self.num_kills = 0
         self.num_told = 0
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.store.killed"])
+        self._context = forking()
 
     def kill(self, seed: int, after_s: float) -> None:
         """Let a process work for so long, kill it, note what it told, judge the store and go on from what is there."""

@@ -16,7 +16,7 @@ import pytest
 from tests.store.chains import fast_directory
 from tests.store.killed import Killer
 
-NUM_KILLS = int(os.environ.get("KILLS", "25"))
+NUM_KILLS = int(os.environ.get("KILLS", "12"))
 LONGEST_S = 0.3
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from rekindle.store import admin
 from rekindle.store.directory import derived_secret
 from rekindle.store.replica_slots import ReplicaSlots
 from rekindle.store.warm import WarmStore
+from tests.forks import forking
 from tests.store.chains import FINGERPRINT, LAYOUT, SIZE, Chain, open_store, save, warm_tokens
 
 NAME, OTHER = FINGERPRINT.hex(), bytes(32)
@@ -145,8 +145,7 @@ def replica(directory: Path, pipe: Connection) -> None:
 
 
 def test_processes_that_start_together_and_one_that_is_killed(claim: Claim, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.store.test_replica_slots"])
+    context = forking()
     pipes, processes = [], []
     for _ in range(3):
         ours, theirs = context.Pipe()

@@ -107,6 +107,7 @@ def test_the_whole_command_in_processes_of_its_own(model: Path, tmp_path: Path) 
     assert lines["cold"]["settings"]["kv"] == "q4h"
 
 
+@pytest.mark.long
 def test_what_was_measured_of_a_gguf_file_outlasts_an_arm_that_fails(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

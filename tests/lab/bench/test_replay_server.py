@@ -39,6 +39,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
             os.kill(int(pidfile.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_what_was_said_is_warm_after_a_kill_and_a_restart(tmp_path: Path, server: tuple[str, str]) -> None:
     url, command = server
     whole = make_day(DayPlan(seed=2, context=2048))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import random
 import threading
@@ -21,6 +20,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle_sessions.service.coordinator import Coordinator
+from tests.forks import forking
 from tests.sessions.service.held import NAMES, SPACE, held, holding, of_kind, plan_of, settings_in, told
 
 NUM_KILLS = int(os.environ.get("SESSION_KILLS", "3"))
@@ -47,8 +47,7 @@ def hold(directory: Path, pipe: Connection) -> None:
 
 def held_until(directory: Path, moment_s: float) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
     """What a process found, and what it told until it was killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rekindle.engine.api", "rekindle_sessions.service.coordinator"])
+    context = forking()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=hold, args=(directory, theirs), daemon=True)
     process.start()
