@@ -13,8 +13,8 @@ PROCESS = "backend/process.py"
 SERVED = "backend/served.py"
 WIRE = "backend/wire.py"
 SETTINGS = "config/backend.py"
-DIALECTS, FAILURES, MEMORY = (f"tests/front/test_{name}.py" for name in ("dialects", "failures", "memory"))
-OF_OWN, OF_SERVED, OF_WIRE = (f"tests/front/test_{name}.py" for name in ("own_vllm", "served", "wire"))
+DIALECTS, FAILURES, MEMORY = (f"tests/vllm/front/test_{name}.py" for name in ("dialects", "failures", "memory"))
+OF_OWN, OF_SERVED, OF_WIRE = (f"tests/vllm/front/test_{name}.py" for name in ("own_vllm", "served", "wire"))
 NOT_VLLM = f"{FAILURES}::test_what_a_server_is_sent_that_is_not_vllm"
 REFUSAL = f"{FAILURES}::test_a_refusal"
 

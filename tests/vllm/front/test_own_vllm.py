@@ -30,7 +30,7 @@ PROGRAM = """#!{python}
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tests.front.foreign import chunk, foreign, usage
+from tests.vllm.front.foreign import chunk, foreign, usage
 notes, gate = Path({notes!r}), Path({gate!r})
 child = subprocess.Popen(["sleep", "100"]) if "--child" in sys.argv else None
 with notes.open("a") as file:

@@ -13,7 +13,7 @@ from rekindle.backend.client import Address, Backend
 from rekindle.backend.served import Served, check_tokens
 from rekindle.config.backend import BackendSettings
 from rekindle.errors import ConfigError
-from tests.front.foreign import foreign
+from tests.vllm.front.foreign import foreign
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 ADAPTER = {"id": "letters", "parent": "scripted"}
