@@ -18,13 +18,12 @@ from rekindle.compute.cpu.kernels import allocator
 from rekindle.config import Settings, StoreSettings
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import TYPICAL_TOKENS
-from rekindle.engine.components import Components
+from rekindle.engine.components import Backend, Components
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.interface import Core
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
-from rekindle.engine.intake.backend_constraints import BackendConstraints
 from rekindle.engine.intake.intake import Intake
 from rekindle.engine.intake.prompt_lookup import PromptLookup
 from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
@@ -51,13 +50,12 @@ from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
 from rekindle.store.room import OnLost
 from rekindle.store.warm import WarmStore
 from rekindle.store.writer import OnSaved
-from rekindle.text.constraints.matcher import ReplyConstraints
+from rekindle.text.constraints.matcher import Constraints
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, fit
 
 if TYPE_CHECKING:
-    from rekindle.backend.client import Backend
     from rekindle.engine.intake.tier_imports import TierImports
     from rekindle.tier.tier import ObjectTier
 
@@ -95,7 +93,7 @@ class Computing:
     label: str
     sampling: SamplingDefaults
     new_core: Callable[[Around], Core]
-    new_constraints: Callable[[PromptEncoder, ReplyFormat], ReplyConstraints | BackendConstraints]
+    new_constraints: Callable[[PromptEncoder, ReplyFormat], Constraints]
     unsaved: Unsaved | None = None
     backend: Backend | None = None
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rekindle.config import StoreSettings
 from rekindle.engine.core.interface import Core
@@ -29,10 +29,9 @@ from rekindle.spec import ModelSpec
 from rekindle.store.warm import WarmStore
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat
-from rekindle.worker import Death
+from rekindle.worker import Death, Worker
 
 if TYPE_CHECKING:
-    from rekindle.backend.client import Backend
     from rekindle.engine.intake.tier_imports import TierImports
     from rekindle.tier.tier import ObjectTier
 
@@ -40,6 +39,20 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 60.0
 EXPORT_TIMEOUT_S = 30.0  # for what waits to reach the object tier
+
+
+class Backend(Protocol):
+    """The server that computes where this process does not. Any thread may call any method."""
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The threads that speak with it."""
+
+    def problem(self) -> str | None:
+        """Return what is wrong with it and what to do; None if all is well. Never blocks."""
+
+    def stop(self) -> None:
+        """Close all connections and join the threads; calling twice is safe."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.backend_constraints import BackendConstraints
 from rekindle.engine.intake.prompt_lookup import Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.intake.rewrites import COMPACTION, Rewrites
@@ -32,7 +31,7 @@ from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
-from rekindle.text.constraints.matcher import ReplyConstraints, ReplyMatcher
+from rekindle.text.constraints.matcher import Constraints, ReplyMatcher
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import AnswerStream, ReplyStream
@@ -85,7 +84,7 @@ class RequestBuilder:
         lookup: PromptLookup,
         limits: PromptLimits,
         visible: frozenset[int],
-        constraints: ReplyConstraints | BackendConstraints,
+        constraints: Constraints,
         root: Callable[[str], BlockHash],
         new_table: Callable[[], BlockTable],
         submit: Callable[[Request], None],

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -95,6 +95,32 @@ class _Budget:
         if not self.is_wanted():
             raise Cancelled("cancelled before it began")
         return max(0.01, min(most, self.seconds))
+
+
+class Constraints(Protocol):
+    """What constrains the replies of one model: masks of `ReplyConstraints`, or another server that computes."""
+
+    def enforces(self, calls: Calls) -> bool:
+        """Whether anything of these calls is to be enforced."""
+
+    def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
+        """Whether `matcher` takes no time."""
+
+    def matcher(
+        self,
+        constraint: Constraint | None,
+        *,
+        opening: str,
+        calls: Calls | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> ReplyMatcher | None:
+        """Return what masks a reply, None if nothing does; BadRequest for what cannot be enforced."""
+
+    def passed_on(self, constraint: Constraint | None, calls: Calls | None) -> Constraint | None:
+        """Return what another server that computes is to enforce; None if nothing is, or there is none."""
+
+    def close(self) -> None:
+        """End the processes that try grammars; calling twice is safe."""
 
 
 class ReplyConstraints:
