@@ -340,7 +340,7 @@ def test_a_size_is_exact() -> None:
 
 def test_errors_of_the_library_name_settings_and_no_flags() -> None:
     """The CLI, the server and what runs with vLLM may name some; the rest is used without a command line, too."""
-    package, own = Path(rekindle.__file__).parent, ("cli", "server", "harness", "demo", "backend")
+    package, own = Path(rekindle.__file__).parent, ("cli", "server", "harness", "demo")
     others = {package / "compute/cpu/kernels/build.py", package / "model/short_names.py"}  # the compiler's flags, pip's
     found = [
         f"{path.relative_to(package)}:{node.lineno}: {node.value}"

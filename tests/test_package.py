@@ -251,17 +251,21 @@ def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
     python = served(tmp_path / "env", wheel, pocket_wheel)
     (tmp_path / "trace.jsonl").write_text(TRACE)
     rekindle = str(python.with_name("rekindle"))
-    commands = {"lab": ([rekindle, "simulate", "trace.jsonl"], "0.444"), "serve": ([rekindle, "run"], "committee")}
-    for extra, (command, _) in commands.items():
+    front = [rekindle, "serve", "--port", "0", "--store", "off", "--backend", "openai=http://127.0.0.1:9"]
+    commands = {
+        "lab": ([rekindle, "simulate", "trace.jsonl"], 0, "0.444"),
+        "serve": ([rekindle, "run"], 0, "committee"),
+        "vllm": (front, 2, "no server answers at http://127.0.0.1:9"),
+    }
+    for extra, (command, _, _) in commands.items():
         alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert alone.returncode == 2 and f"pip install 'rekindle[{extra}]'" in alone.stderr
     install(python, "--no-deps", extension)
     package = extension.name.partition("-")[0]
-    added = {"rekindle_lab": "lab", "rekindle_sessions": "serve"}.get(package)
-    if added is not None:
-        command, shown = commands[added]
-        assert shown in run(*command, cwd=tmp_path)
-    else:
+    command, code, shown = commands[{"rekindle_sessions": "serve"}.get(package, package.removeprefix("rekindle_"))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code and shown in done.stdout + done.stderr
+    if package == "rekindle_vllm":
         run(python, "-c", CONNECTOR, cwd=tmp_path)
 
 

@@ -2,6 +2,8 @@
 
     rekindle.commands    function of the command line's `typer.Typer`: adds commands
     rekindle.server      function of a `server.extension.Context`: returns an `Extension` with its routes
+    rekindle.front       function of `Settings` and a `clock`: returns the `Components` of an engine for which another
+                         server computes
     rekindle.forget      function of a file of sessions, a namespace and an agent: deletes what is kept of it there
 
 A distribution of another version fails when its entry point is loaded, with a ConfigError that names it.
@@ -14,7 +16,7 @@ from typing import Any, Literal
 
 from rekindle.errors import ConfigError
 
-Group = Literal["rekindle.commands", "rekindle.server", "rekindle.forget"]
+Group = Literal["rekindle.commands", "rekindle.server", "rekindle.front", "rekindle.forget"]
 
 
 def extensions(group: Group) -> list[EntryPoint]:

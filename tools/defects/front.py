@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tools.defects.mutant import Edit, Mutant, one
 
-CALLS = "engine/remote/calls.py"
-CORE = "engine/remote/core.py"
-FRONT = "engine/front.py"
-CLIENT = "backend/client.py"
-KEEPER = "backend/keeper.py"
-PROCESS = "backend/process.py"
-SERVED = "backend/served.py"
-WIRE = "backend/wire.py"
+CALLS = "rekindle_vllm/front/calls.py"
+CORE = "rekindle_vllm/front/core.py"
+FRONT = "rekindle_vllm/front/assembly.py"
+CLIENT = "rekindle_vllm/front/client.py"
+KEEPER = "rekindle_vllm/front/keeper.py"
+PROCESS = "rekindle_vllm/front/process.py"
+SERVED = "rekindle_vllm/front/served.py"
+WIRE = "rekindle_vllm/front/wire.py"
 SETTINGS = "config/backend.py"
 DIALECTS, FAILURES, MEMORY = (f"tests/vllm/front/test_{name}.py" for name in ("dialects", "failures", "memory"))
 OF_OWN, OF_SERVED, OF_WIRE = (f"tests/vllm/front/test_{name}.py" for name in ("own_vllm", "served", "wire"))

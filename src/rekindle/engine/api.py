@@ -47,6 +47,7 @@ from rekindle.engine.types import (
     Report,
 )
 from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
+from rekindle.extensions import extensions, load
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
 from rekindle.store.values import StagedBlock
@@ -100,9 +101,7 @@ class Engine:
         if self._given.backend.address is None:
             parts = assemble(self._given, clock=self._clock)
         else:
-            from rekindle.engine.front import assemble_front  # HTTP, which an engine that computes does not need
-
-            parts = assemble_front(self._given, clock=self._clock)
+            parts = _front()(self._given, clock=self._clock)
         parts.start()
         self.settings = replace(self._given, store=parts.store_settings)
         self._parts = parts
@@ -377,3 +376,15 @@ class Engine:
     def check(self) -> None:
         """Assert every invariant of pool, queues and store."""
         self.components.check()
+
+
+def _front() -> Callable[..., Components]:
+    """Return what builds an engine for which another server computes; ConfigError if that is not installed."""
+    found = extensions("rekindle.front")
+    if not found:
+        raise ConfigError(
+            "backend: letting another server compute needs the package rekindle-vllm: pip install 'rekindle[vllm]', or "
+            "rekindle-vllm alone if vLLM itself is not to run here"
+        )
+    build: Callable[..., Components] = load(found[0])
+    return build

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from rekindle.backend.client import Address, Arrived, Backend
-from rekindle.backend.process import STEADY_S, OwnVllm, connector_config
 from rekindle.errors import ConfigError, Unavailable
+from rekindle_vllm.front.client import Address, Arrived, Backend
+from rekindle_vllm.front.process import STEADY_S, OwnVllm, connector_config
 from tests.needs import ROOT
 from tests.server.scripted import serving
 
@@ -46,7 +46,7 @@ with foreign(url="http://127.0.0.1:" + port, body=chunk([5], "length") + usage(3
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rekindle.backend.process import OwnVllm
+from rekindle_vllm.front.process import OwnVllm
 OwnVllm(Path("model"), "name", flags=(), records=None).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rekindle.backend.client import Address, Backend
-from rekindle.backend.served import Served, check_tokens
 from rekindle.config.backend import BackendSettings
 from rekindle.errors import ConfigError
+from rekindle_vllm.front.client import Address, Backend
+from rekindle_vllm.front.served import Served, check_tokens
 from tests.vllm.front.foreign import foreign
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure

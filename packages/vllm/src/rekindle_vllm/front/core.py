@@ -17,8 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from rekindle.backend.client import Arrived, Backend
-from rekindle.backend.wire import Piece
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork
@@ -26,10 +24,12 @@ from rekindle.engine.core.interface import CoreCounts
 from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Scheduler
-from rekindle.engine.remote.calls import BackendCalls, scored
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import FinishReason
 from rekindle.errors import BackendFailed, RekindleError
+from rekindle_vllm.front.calls import BackendCalls, scored
+from rekindle_vllm.front.client import Arrived, Backend
+from rekindle_vllm.front.wire import Piece
 
 ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
 

@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rekindle.backend.process import OwnVllm
-from rekindle.backend.wire import (
+from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
+from rekindle.worker import Worker, described
+from rekindle_vllm.front.process import OwnVllm
+from rekindle_vllm.front.wire import (
     COMPLETIONS,
     MODELS,
     MOST_BODY_BYTES,
@@ -29,8 +31,6 @@ from rekindle.backend.wire import (
     parsed,
     read_piece,
 )
-from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
-from rekindle.worker import Worker, described
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

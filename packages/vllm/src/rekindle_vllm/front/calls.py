@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.agent_ids import AgentKind, kind_of
-from rekindle.backend.wire import ScoredToken, completion_body
 from rekindle.config import BackendKind
 from rekindle.engine.request import Request
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import PARAMETERS, SamplingParams
 from rekindle.text.constraints.types import Constraint
+from rekindle_vllm.front.wire import ScoredToken, completion_body
 
 NEUTRAL = SamplingParams()
 TRANSLATED = frozenset({"max_tokens", "seed", "stop", "logit_bias", "logprobs", "prompt_logprobs"})

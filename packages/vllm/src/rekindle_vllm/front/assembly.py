@@ -14,18 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from rekindle.backend.client import Address, Backend
-from rekindle.backend.process import OwnVllm
-from rekindle.backend.served import Served, check_tokens
 from rekindle.config import SETTINGS, Settings
 from rekindle.engine.assembly import Around, Computing, assembled
 from rekindle.engine.capacity import check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.factory import check_places
-from rekindle.engine.intake.backend_constraints import BackendConstraints
-from rekindle.engine.remote.calls import BackendCalls
-from rekindle.engine.remote.core import RemoteCore
 from rekindle.errors import ConfigError
 from rekindle.kv.arena import KVArena
 from rekindle.model.checkpoint import Source
@@ -35,6 +29,12 @@ from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout, LayerSpec, ModelFacts, ModelSpec
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends
+from rekindle_vllm.front.calls import BackendCalls
+from rekindle_vllm.front.client import Address, Backend
+from rekindle_vllm.front.constraints import BackendConstraints
+from rekindle_vllm.front.core import RemoteCore
+from rekindle_vllm.front.process import OwnVllm
+from rekindle_vllm.front.served import Served, check_tokens
 
 NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
 TEXT_VERSION = 1

@@ -1,0 +1,1 @@
+"""An engine for which another server computes: texts, agents and their store are here, requests go there over HTTP."""

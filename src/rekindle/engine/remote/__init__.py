@@ -1,1 +1,0 @@
-"""Requests that another server computes: its core, what it is sent, and the model as far as it has to be known here."""
