@@ -7,17 +7,15 @@ import socket
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from rekindle.cache.eviction import POLICIES
 from rekindle.cli import app
 from rekindle.cli.settings import FLAG_GROUPS, help_of
 from rekindle.cli.units import parse_duration, show_ago
-from rekindle.config import GONE, SETTINGS, CacheSettings, ServerSettings, Settings, show_bytes
+from rekindle.config import GONE, SETTINGS, ServerSettings, Settings, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess
 from rekindle.harness.flags import variables
@@ -31,7 +29,6 @@ COMMANDS = (["serve"], ["doctor"], ["demo"], ["bench", "engine"], ["bench", "noi
 
 VALUES = {
     "max_branches": 3,
-    "eviction": "adaptive",
     "namespace_share": 0.5,
     "agent_ttl_s": 86400.0,
     "anonymous_ttl_s": 60.0,
@@ -185,8 +182,3 @@ def test_variables_of_the_caller_stay_outside(tmp_path: Path, monkeypatch: pytes
             time.sleep(0.01)
         assert server.stop() == 0
     assert "the bundled model" in shown
-
-
-def test_the_policies_that_can_be_set_are_those_there_are_but_for_lifetimes() -> None:
-    offered = get_args(get_type_hints(CacheSettings)["eviction"])
-    assert set(offered) == set(POLICIES) - {"ttl"}, "hot memory has no lifetime of its own"

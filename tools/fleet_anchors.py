@@ -35,7 +35,7 @@ def main() -> int:
         (len(trace.blocks), Death(0.5), 0.0),
     ):
         summary = summarise(run_fleet(trace, Plan(REPLICAS, "session", HOT_BLOCKS, tier, death=death), Speeds()))
-        one = sum(simulate(trace, Memory("lru", HOT_BLOCKS, tier)).shares("blocks"))
+        one = sum(simulate(trace, Memory(HOT_BLOCKS, tier)).shares("blocks"))
         found = summary.found + summary.left
         failed += one - found > most + 1e-9
         name = f"{'with' if tier else 'without'} tier{', one dies' if death else ''}"

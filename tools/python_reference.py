@@ -47,7 +47,6 @@ PARTS = {
         cache.CacheEntry,
         cache.PrefixMatch,
         cache.CacheStats,
-        cache.Hints,
         cache.analyze_batch,
         cache.BatchAnalysis,
         cache.SharedPrefix,

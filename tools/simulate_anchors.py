@@ -2,7 +2,7 @@
 
 python tools/simulate_anchors.py mooncake_synthetic.jsonl
 
-Shares of blocks by policy and capacity, to 0.005, and the paper's LRU curve in tokens (FAST 2025, Figure 9), to 0.012.
+Shares of blocks by capacity, to 0.005, and the paper's LRU curve in tokens (FAST 2025, Figure 9), to 0.012.
 The known figures come from a simulator that evicts blocks in free order, the last blocks of a request first; the
 engine's order, leaves first, is shown alongside. Returns 1 if free order, or LRU on the curve, deviates by more.
 """
@@ -14,14 +14,12 @@ from pathlib import Path
 
 from rekindle_lab.simulate.capacities import parse_capacity
 from rekindle_lab.simulate.reading import read_trace
-from rekindle_lab.simulate.simulation import OPTIMUM, Memory, simulate
+from rekindle_lab.simulate.simulation import LRU, OPTIMUM, Memory, Policy, simulate
 from rekindle_lab.simulate.trace import Trace, TraceOptions
 
 CAPACITIES = ("unlimited", "30000", "10000", "1000")
-KNOWN = {
-    "lru": (0.640, 0.624, 0.424, 0.084),
-    "fifo": (0.640, 0.594, 0.399, 0.084),
-    "lfu": (0.640, 0.626, 0.359, 0.042),
+KNOWN: dict[Policy, tuple[float, ...]] = {
+    LRU: (0.640, 0.624, 0.424, 0.084),
     OPTIMUM: (0.640, 0.640, 0.618, 0.277),
 }
 CURVE = {
@@ -37,9 +35,9 @@ CURVE = {
 MOST, MOST_ON_CURVE = 0.005, 0.012
 
 
-def share(trace: Trace, policy: str, capacity: str, unit: str) -> float:
+def share(trace: Trace, policy: Policy, capacity: str, unit: str) -> float:
     """Return the share of requested units found hot."""
-    found = simulate(trace, Memory(policy, parse_capacity(capacity, trace)))
+    found = simulate(trace, Memory(parse_capacity(capacity, trace), policy=policy))
     return found.shares("blocks" if unit == "blocks" else "tokens")[0]
 
 
@@ -61,7 +59,7 @@ def curve(trace: Trace) -> float:
     worst = 0.0
     print(f"\n{'tokens':>8} {'paper':>7} {'lru':>8} {'off':>8}")
     for capacity, known in CURVE.items():
-        found = share(trace, "lru", capacity, "tokens")
+        found = share(trace, LRU, capacity, "tokens")
         worst = max(worst, abs(found - known))
         print(f"{capacity:>8} {known:7.3f} {found:8.4f} {found - known:+8.4f}")
     return worst

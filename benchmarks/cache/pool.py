@@ -1,7 +1,6 @@
 """Rows of the pool and the hashes: every operation on an empty, a full and an evicting pool.
 
-Blocks form chains of 32 under one root, all ids random. Hashes are computed beforehand: hashing has separate rows. The
-targets are for the cheapest policy, `lru`; rows without a target show the cost of `adaptive`.
+Blocks form chains of 32 under one root, all ids random. Hashes are computed beforehand: hashing has separate rows.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.cache.rows import Part, Row, Target, Track, counted_bytes, least, mean_us, most
+from benchmarks.cache.rows import Part, Row, Track, counted_bytes, least, mean_us, most
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
 
 ROOT = BlockHash(bytes(32))
 CHAIN = 32
-AIMED, OTHER = "lru", "adaptive"  # the policy that targets are for, and one measured for comparison
 VOCABULARY = 150_000
 POOL_BLOCK_TOKENS = (16, 64)
 HASH_BLOCK_TOKENS = (16, 64, 512)
@@ -54,23 +52,21 @@ class Chains:
 class PoolBench:
     """A pool that is first empty, then full of cached blocks, then evicting."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, policy: str, *, repeats: int, seed: int) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int, *, repeats: int, seed: int) -> None:
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
-        self._policy = policy
-        self._part = Part(f"pool, blocks of {block_tokens}{'' if policy == AIMED else f', {policy}'}")
+        self._part = Part(f"pool, blocks of {block_tokens}")
         self._repeats = repeats
         self._chooser = np.random.default_rng(seed)
         self._sample = min(SAMPLE, num_blocks // 4)
 
     def rows(self, track: Track) -> Iterator[Row]:
-        """Yield all rows; each stage leaves the pool as the next one needs it. Some do not depend on the policy."""
-        if self._policy == AIMED:
-            yield self._empty()
+        """Yield all rows; each stage leaves the pool as the next one needs it."""
+        yield self._empty()
         chains = Chains.random(self._chooser, self._num_blocks, self._block_tokens)
         doing = f"{self._part.name}: filling"
         with counted_bytes() as held:
-            pool = BlockPool(self._num_blocks, self._block_tokens, policy=self._policy)
+            pool = BlockPool(self._num_blocks, self._block_tokens)
             for number in track(range(self._num_blocks), doing):
                 block = pool.allocate()
                 assert block is not None, "a pool that is not full has a block"
@@ -79,8 +75,7 @@ class PoolBench:
         assert pool.num_cached == self._num_blocks, f"{pool.num_cached} of {self._num_blocks} blocks are cached"
         yield from self._bytes(num_bytes, pool)
         chosen = self._chooser.choice(self._num_blocks, self._sample, replace=False).tolist()
-        if self._policy == AIMED:
-            yield from self._found(pool, chains, chosen)
+        yield from self._found(pool, chains, chosen)
         yield from self._held(pool, [(pool.block_of(chains.hashes[number]),) for number in chosen])
         yield from self._evicting(pool)
 
@@ -93,13 +88,10 @@ class PoolBench:
 
     def _bytes(self, num_bytes: int, pool: BlockPool) -> Iterator[Row]:
         """Measure the pool's bytes per block, without and with the block's ids; both have the same target."""
-        ids, target = 4 * self._block_tokens, self._aim(BLOCK_BYTES)
+        ids, target = 4 * self._block_tokens, most(BLOCK_BYTES)
         each, reported = num_bytes / self._num_blocks, pool.nbytes / self._num_blocks
         yield self._part.row(f"block without {ids} bytes of ids", "bytes", [each - ids], target, said=reported - ids)
         yield self._part.row("block with its ids", "bytes", [each], target, said=reported)
-
-    def _aim(self, value: float) -> Target | None:
-        return most(value) if self._policy == AIMED else None
 
     def _found(self, pool: BlockPool, chains: Chains, chosen: list[int]) -> Iterator[Row]:
         known = [(chains.hashes[i], chains.ids[i]) for i in chosen]
@@ -121,8 +113,8 @@ class PoolBench:
         for _ in range(self._repeats):
             shared.append(mean_us(pool.share, held))
             released.append(mean_us(pool.release, held))
-        yield self._part.row("share", "µs", shared, self._aim(OPERATION_US), calls=len(held))
-        yield self._part.row("release", "µs", released, self._aim(OPERATION_US), calls=len(held))
+        yield self._part.row("share", "µs", shared, most(OPERATION_US), calls=len(held))
+        yield self._part.row("release", "µs", released, most(OPERATION_US), calls=len(held))
 
     def _evicting(self, pool: BlockPool) -> Iterator[Row]:
         allocated: list[float] = []
@@ -137,15 +129,15 @@ class PoolBench:
                 assert block is not None, "every block was cached, and still there was a shortage"
                 pool.release(block)
         assert pool.num_evictions == self._repeats * self._sample, f"{pool.num_evictions} evictions"
-        target = self._aim(OPERATION_US)
+        target = most(OPERATION_US)
         yield self._part.row("allocate, evicting", "µs", allocated, target, calls=self._sample)
         yield self._part.row("register", "µs", registered, calls=self._sample)
 
 
 def pool_rows(num_blocks: int, *, repeats: int, seed: int, track: Track) -> Iterator[Row]:
-    """Yield all rows for small and usual blocks; the other policy only with small ones, as it never reads ids."""
-    for block_tokens, policy in (*((size, AIMED) for size in POOL_BLOCK_TOKENS), (POOL_BLOCK_TOKENS[0], OTHER)):
-        yield from PoolBench(num_blocks, block_tokens, policy, repeats=repeats, seed=seed).rows(track)
+    """Yield all rows for small and usual blocks."""
+    for block_tokens in POOL_BLOCK_TOKENS:
+        yield from PoolBench(num_blocks, block_tokens, repeats=repeats, seed=seed).rows(track)
 
 
 def hashing_rows(*, repeats: int, seed: int) -> Iterator[Row]:

@@ -28,13 +28,11 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     measures = [line["measure"] for line in lines]
-    assert len(set(measures)) == len(measures) == 3 + 2 * 10 + 6 + 3 * 9
+    assert len(set(measures)) == len(measures) == 3 + 2 * 10 + 3 * 9
     for needed in (
         "hashing: blocks of 16",
         "pool, blocks of 64: allocate, evicting",
         "pool, blocks of 16: find_child",
-        "pool, blocks of 16, adaptive: release",
-        "pool, blocks of 16, adaptive: allocate, evicting",
         "trie, conversations: find 1,000 ids, stored",
         "trie, nine tenths: memory (121 sequences)",
     ):
@@ -48,7 +46,6 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
         whole = by_measure[f"pool, blocks of {size}: block with its ids"]
         assert whole["values"][0] == pytest.approx(without["values"][0] + 4 * size)
         assert {line["detail"]["target"] for line in (without, whole)} == {"≤ 300"}
-    assert not any("target" in line["detail"] for line in lines if "adaptive" in line["measure"])
     assert "…" not in result.output, "a row is wider than a terminal"
 
 

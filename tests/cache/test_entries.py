@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
+from rekindle.cache import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
 from rekindle.cache.library.entries import payload_bytes
 
 IMPOSSIBLE: list[tuple[str, Any]] = [
@@ -17,7 +17,6 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     *(("ttl_s", value) for value in (0, -5, float("inf"), "never", 10**400)),
     *(("min_prefix_length", value) for value in (0, -1, 2.0, None)),
     *(("max_entries_per_namespace", value) for value in (0, -3, 0.5)),
-    *(("eviction_policy", value) for value in ("", "LRU", "random", None)),
 ]
 
 
@@ -30,13 +29,7 @@ def test_limits_that_cannot_be_are_refused_by_name(name: str, value: Any) -> Non
 def test_limits_that_can_be() -> None:
     assert CacheConfig().max_bytes == float("inf")
     assert CacheConfig(max_memory_mb=0.5).max_bytes == 1 << 19
-    for policy in POLICIES:
-        CacheConfig(eviction_policy=policy, max_entries=1, ttl_s=0.1, max_entries_per_namespace=1)
-
-
-def test_an_unknown_policy_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="lru, fifo"):
-        CacheConfig(eviction_policy="mru")
+    CacheConfig(max_entries=1, ttl_s=0.1, max_entries_per_namespace=1)
 
 
 ARRAY = np.zeros((3, 5), np.float32)

@@ -1,11 +1,11 @@
-"""The order of leaving against a naive model that searches all slots, under every policy."""
+"""The order of leaving against a naive model that searches all slots."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -14,18 +14,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, make_policy
-from rekindle.cache.eviction.adaptive import Adaptive, new_first
-from rekindle.cache.eviction.policies import Forgetful
+from rekindle.cache.eviction import EvictionOrder
 
 NUM_SLOTS = 10
 STEPS = st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0, 10.0, -2.0])  # of the clock: also none, and back
-HINTS = st.none() | st.builds(
-    Hints,
-    keep=st.booleans(),
-    next_use_in=st.none() | st.sampled_from([0.0, 1.0, 4.0, 20.0]),
-    ttl=st.none() | st.sampled_from([2.0, 8.0, math.inf]),
-)
 
 
 @dataclass
@@ -35,32 +27,25 @@ class Entry:
     parent: int
     group: int
     is_held: bool = True
-    first_use: float = 0.0
     last_use: float = 0.0
     uses: int = 0
     turn: int = 0
-    age: float = 0.0  # of the policy, at the last use
     rank: int = 0
-    hints: Hints = field(default_factory=Hints)
     is_demoted: bool = False
-    next_use: float | None = None
-    until: float = 0.0  # awaited; infinity: in vain
 
 
 class OrderMachine(RuleBasedStateMachine):
-    """Expired ones first, then a group over its quota, then level, rank, priority and turn."""
+    """Expired ones first, then a group over its quota, then demoted ones, rank, last use and turn."""
 
-    @initialize(policy=st.sampled_from(["lru", "fifo", "lfu", "aged-lfu", "ttl"]), ttl=st.sampled_from([None, 6.0]))
-    def begin(self, policy: str, ttl: float | None) -> None:
-        self.order = EvictionOrder(policy, ttl=ttl)
-        self.policy, self.ttl = policy, ttl
+    @initialize(ttl=st.sampled_from([None, 6.0]))
+    def begin(self, ttl: float | None) -> None:
+        self.order = EvictionOrder(ttl=ttl)
+        self.ttl = ttl
         self.entries: dict[int, Entry] = {}
         self.quota: dict[int, int] = {}
         self.over: list[int] = []
         self.now = self.latest = 100.0
         self.turn = 0
-        self.age = 0.0
-        self.idle = math.inf
         for slot in range(0, NUM_SLOTS, 2):
             self.come(slot, -1, slot % 3)
 
@@ -79,7 +64,7 @@ class OrderMachine(RuleBasedStateMachine):
         if group != 1:
             self.order.release(slot, self.now)
             self.entries[slot].is_held = False
-            self.use(self.entries[slot], None)
+            self.use(self.entries[slot])
 
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
@@ -93,11 +78,10 @@ class OrderMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, rank: int) -> None:
         for slot in data.draw(st.lists(st.sampled_from(sorted(self.entries)), min_size=1, max_size=5)):
             self.now += data.draw(STEPS)
-            hints = data.draw(HINTS)
-            self.order.release(slot, self.now, rank=rank, hints=hints)
+            self.order.release(slot, self.now, rank=rank)
             self.entries[slot].is_held = False
             self.entries[slot].rank = rank
-            self.use(self.entries[slot], hints)
+            self.use(self.entries[slot])
             self.order.check()
 
     @precondition(lambda self: self.entries)
@@ -106,7 +90,7 @@ class OrderMachine(RuleBasedStateMachine):
         for slot in data.draw(st.lists(st.sampled_from(sorted(self.entries)), min_size=1, max_size=5)):
             self.now += data.draw(STEPS)
             self.order.touch(slot, self.now)
-            self.use(self.entries[slot], None)
+            self.use(self.entries[slot])
 
     @precondition(lambda self: any(entry.uses for entry in self.entries.values()))
     @rule(data=st.data(), rank=st.sampled_from([0, 1]))
@@ -124,7 +108,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert self.order.demote(slot) == (not entry.is_held)
         if not entry.is_held:
             self.turn += 1
-            entry.is_demoted, entry.next_use, entry.turn = True, None, self.turn
+            entry.is_demoted, entry.turn = True, self.turn
 
     @precondition(lambda self: self.entries)
     @rule(data=st.data(), is_vacated=st.booleans())
@@ -151,14 +135,9 @@ class OrderMachine(RuleBasedStateMachine):
         free = self.free()
         expected = self.first_expired(self.latest)
         if expected is None:
-            for entry in self.entries.values():
-                if entry.next_use is not None and entry.until < self.latest:
-                    entry.next_use = None
             crowded = [[slot for slot in free if self.entries[slot].group == group] for group in self.over]
             candidates = next((slots for slots in crowded if slots), free)
             expected = min(candidates, key=self.place, default=None)
-            if expected is not None:
-                self.left(self.entries[expected])
         assert self.order.pop(self.now) == expected
         self.forget(expected)
 
@@ -195,42 +174,17 @@ class OrderMachine(RuleBasedStateMachine):
         return min(over, key=lambda slot: (self.deadline(self.entries[slot]), self.entries[slot].turn), default=None)
 
     def deadline(self, entry: Entry) -> float:
-        return entry.last_use + (entry.hints.ttl or self.ttl or math.inf)
+        return entry.last_use + (self.ttl or math.inf)
 
     def place(self, slot: int) -> tuple[int, int, float, int]:
         entry = self.entries[slot]
-        by_policy = {
-            "lru": entry.last_use,
-            "fifo": entry.first_use,
-            "lfu": entry.uses,
-            "aged-lfu": entry.age + entry.uses,
-            "ttl": self.deadline(entry),
-        }
-        if entry.is_demoted:
-            return 0, entry.rank, 0.0, entry.turn
-        if entry.next_use is not None:
-            return (1 if entry.until == math.inf else 3), entry.rank, -entry.next_use, entry.turn
-        return (4 if entry.hints.keep else 2), entry.rank, by_policy[self.policy], entry.turn
+        return (0, entry.rank, 0.0, entry.turn) if entry.is_demoted else (1, entry.rank, entry.last_use, entry.turn)
 
-    def use(self, entry: Entry, hints: Hints | None) -> None:
+    def use(self, entry: Entry) -> None:
         self.turn += 1
         self.latest = max(self.latest, self.now)
         entry.uses += 1
-        entry.first_use = self.now if entry.uses == 1 else entry.first_use
-        entry.last_use, entry.turn, entry.age = self.now, self.turn, self.age
-        entry.is_demoted, entry.next_use = False, None
-        if hints is not None:
-            entry.hints = hints
-            if hints.next_use_in is not None and not hints.keep:
-                entry.next_use = self.now + hints.next_use_in
-                is_awaited = hints.next_use_in <= self.idle
-                entry.until = self.now + 1.5 * hints.next_use_in if is_awaited else math.inf
-
-    def left(self, entry: Entry) -> None:
-        idle = self.latest - entry.last_use
-        if not entry.is_demoted and entry.next_use is None and not entry.hints.keep:
-            self.idle = idle if self.idle == math.inf else self.idle + (idle - self.idle) / 16
-        self.age = max(self.age, entry.age + entry.uses)
+        entry.last_use, entry.turn, entry.is_demoted = self.now, self.turn, False
 
     def forget(self, slot: int | None) -> None:
         if slot is not None:
@@ -306,16 +260,15 @@ def test_a_parent_can_only_be_vacated_and_comes_back_as_one() -> None:
     order.check()
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "ttl"])
-def test_the_queues_stay_within_a_factor_of_the_slots(policy: str) -> None:
-    order = filled(EvictionOrder(policy, ttl=1e9), 100)
+def test_the_queues_stay_within_a_factor_of_the_slots() -> None:
+    order = filled(EvictionOrder(ttl=1e9), 100)
     order.set_quota(0, 1000)
     empty = order.nbytes
     for use in range(5_000):
         slot = use * 7 % 100
         order.touch(slot, 100 + use)
         order.demote((slot + 1) % 100)
-        order.release((slot + 2) % 100, 100 + use, hints=Hints(ttl=1e6 - use, next_use_in=3.0))
+        order.release((slot + 2) % 100, 100 + use)
         if not use % 3:
             order.remove(slot)
             order.add(slot)
@@ -338,11 +291,7 @@ def touch_as_the_clock_goes_back(order: EvictionOrder, use: int) -> None:
     order.touch(use % 100, 1e6 - use)
 
 
-def shorten_the_life(order: EvictionOrder, use: int) -> None:
-    order.release(use % 100, 100 + use, hints=Hints(ttl=1e6 - use))
-
-
-@pytest.mark.parametrize("change", [demote_and_touch, lower_the_rank, touch_as_the_clock_goes_back, shorten_the_life])
+@pytest.mark.parametrize("change", [demote_and_touch, lower_the_rank, touch_as_the_clock_goes_back])
 def test_queues_that_nothing_leaves_do_not_grow(change: Callable[[EvictionOrder, int], None]) -> None:
     order = filled(EvictionOrder(ttl=1e9), 100)
     order.set_quota(0, 1000)
@@ -407,72 +356,9 @@ def test_quotas_cost_the_same_whatever_the_number_of_groups() -> None:
     assert operations(3_000) < 1.1 * operations(100)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "adaptive"])
-def test_bytes_count_what_the_policy_keeps(policy: str) -> None:
-    plain, kept = filled(EvictionOrder("lfu"), 1000), make_policy(policy)
-    order = filled(EvictionOrder(kept), 1000)
-    assert order.nbytes == plain.nbytes + kept.nbytes
-    assert kept.nbytes > 8 * 1000
-
-
-def test_bytes_of_an_adaptive_policy_count_its_trials() -> None:
-    policy = Adaptive()
-    order = filled(EvictionOrder(policy), 400)
-    assert order.pop() == 0
-    before = policy.nbytes
-    for slot in [0, *range(400, 800)]:
-        order.add(slot, key=slot << 40)
-        order.release(slot, slot)
-    assert sum(len(trial) for trial in policy.trials) > 100
-    assert policy.nbytes > before + 200 * 100 + 17 * 300
-
-
-def test_what_was_kept_is_kept_again_after_the_use_that_ends_a_demotion() -> None:
-    order = EvictionOrder()
-    for slot in range(3):
-        order.add(slot)
-        order.release(slot, slot, hints=Hints(keep=slot < 2))
-    assert order.demote(0) and order.demote(1)
-    order.touch(1, 3)
-    order.touch(2, 4)
-    assert [order.pop(), order.pop(), order.pop()] == [0, 2, 1]
-
-
-def test_check_asks_the_policy_too() -> None:
-    policy = Adaptive()
-    order = filled(EvictionOrder(policy), 3)
-    order.check()
-    policy.rule = new_first
-    with pytest.raises(AssertionError, match="a rule without trials"):
-        order.check()
-
-
-def test_priorities_sort_whatever_their_sign() -> None:
-    class Given(Forgetful):
-        name, remembers = "given", True
-
-        def came(self, slot: int, key: int) -> None:
-            arrivals.append((slot, key))
-
-        def used(self, slot: int, now: float, num_uses: int, idle: float) -> float:
-            return [3.5, -0.0, -math.inf, 1e-300, -7.0, math.inf, 0.0, -1e300][slot]
-
-        def left(self, slot: int, priority: float, now: float, num_uses: int) -> None:
-            departures.append((slot, priority, now, num_uses))
-
-    arrivals: list[tuple[int, int]] = []
-    departures: list[tuple[int, float, float, int]] = []
-    order = filled(EvictionOrder(Given()), 8)
-    assert [order.pop(50.0) for _ in range(8)] == [2, 7, 4, 1, 6, 3, 0, 5]
-    order.add(3, key=77)
-    assert arrivals == [*((slot, -1) for slot in range(8)), (3, 77)]
-    assert departures[0] == (2, -math.inf, 50.0, 1) and departures[-1][0] == 5
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf])
-def test_a_time_that_is_no_finite_number_is_refused_and_nothing_happens(policy: str, now: float) -> None:
-    order = filled(EvictionOrder(policy), 3)
+def test_a_time_that_is_no_finite_number_is_refused_and_nothing_happens(now: float) -> None:
+    order = filled(EvictionOrder(), 3)
     order.hold(1)
     for act in (lambda: order.release(1, now), lambda: order.touch(0, now), lambda: order.touch(1, now)):
         with pytest.raises(ValueError, match="finite"):
@@ -483,6 +369,24 @@ def test_a_time_that_is_no_finite_number_is_refused_and_nothing_happens(policy: 
     assert order.is_held(1) and order.num_idle == 2
     order.release(1, 9.0)
     assert sorted(slot for slot in (order.pop(), order.pop(), order.pop()) if slot is not None) == [0, 1, 2]
+
+
+def test_times_sort_whatever_their_sign() -> None:
+    order = EvictionOrder()
+    for slot, now in enumerate([3.5, -0.0, 1e-300, -7.0, 0.0, -1e300]):
+        order.add(slot)
+        order.release(slot, now)
+    assert [order.pop(50.0) for _ in range(6)] == [5, 3, 1, 4, 2, 0]
+
+
+def test_an_order_grows_with_its_quotas_and_lifetimes() -> None:
+    order = filled(EvictionOrder(ttl=1000.0), 2)
+    order.set_quota(1, 1)
+    for slot in range(2, 500):
+        order.add(slot, group=slot // 400)
+        order.release(slot, slot)
+    order.check()
+    assert [order.pop(), order.pop(), order.pop_expired(1000.0)] == [400, 401, 0]
 
 
 def test_a_slot_that_left_is_new_when_it_comes_again() -> None:

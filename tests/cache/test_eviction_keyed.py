@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.cache.eviction import Hints, KeyedOrder
+from rekindle.cache.eviction import KeyedOrder
 
 KEYS = st.integers(0, 11)
 
@@ -116,13 +114,11 @@ def test_a_parent_may_come_after_its_children_and_back() -> None:
 
 
 def test_a_key_that_comes_back_brings_nothing_with_it() -> None:
-    order: KeyedOrder[str] = KeyedOrder("lfu", ttl=100.0)
+    order: KeyedOrder[str] = KeyedOrder(ttl=100.0)
     for name in ("famous", "child", "known"):
         order.add(name, "famous" if name == "child" else None)
-    for use in range(5):
-        order.release("famous", use, rank=1, hints=Hints(keep=True, ttl=1.0))
-    order.release("known", 5)
-    order.release("known", 6)
+    order.release("famous", 60, rank=1)
+    order.release("known", 8)
     order.remove("famous")
     order.add("famous")
     assert order.last_use("famous") is None
@@ -143,6 +139,5 @@ def test_expired_keys_and_quotas_go_by_key_too() -> None:
     assert order.pop_expired(10.0) == ("a", 0)
     assert not order.is_expired(("a", 2), 11.9) and order.is_expired(("a", 2), 12.0)
     order.settle(("a", 2), rank=3)
-    order.release(("a", 2), 20.0, hints=Hints(ttl=math.inf))
-    assert order.pop_expired(1e9) is None
+    assert order.pop_expired(12.0) == ("a", 2)
     order.check()

@@ -17,8 +17,6 @@ assert manager.store([1, 2, 3], b"payload") is not None and manager.lookup([1, 2
 assert manager.analyze_batch([[1, 2], [1, 3]]).distinct_tokens == 3
 for name in cache.__all__:
     assert hasattr(cache, name), name
-for policy in cache.POLICIES:
-    cache.make_policy(policy)
 loaded = {name.split(".")[0] for name in set(sys.modules) - before}
 others = {name for name in loaded - set(sys.stdlib_module_names) if not name.startswith("_")}
 assert others == {"numpy", "rekindle"}, f"imported with rekindle.cache: {sorted(others)}"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheManager, Hints, content_key
+from rekindle.cache import CacheConfig, CacheEntry, CacheManager, content_key
 from rekindle.cache.library.entries import ENTRY_BYTES, CacheLimits
 
 PIECES = ["", "a", "b", "ü", "\U0001f600"]  # few, so that keys meet
@@ -49,13 +49,9 @@ class Kept:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """The model is a dict whose order is the order of use, oldest first; whoever should leave is searched for in it.
-
-    With another policy than LRU the model does not know who leaves: it learns it, and holds the manager to its limits.
-    """
+    """The model is a dict whose order is the order of use, oldest first; whoever should leave is searched for in it."""
 
     @initialize(
-        policy=st.sampled_from(["lru", "lru", *POLICIES]),
         entries=st.integers(1, 6),
         budget=st.none() | st.integers(2 * ENTRY_BYTES, 6 * ENTRY_BYTES),
         quota=st.none() | st.integers(1, 3),
@@ -64,9 +60,9 @@ class ManagerMachine(RuleBasedStateMachine):
         digest=st.sampled_from([weak, content_key]),
     )
     def begin(
-        self, policy: str, entries: int, budget: int | None, quota: int | None, ttl: int | None, least: int, digest: Any
+        self, entries: int, budget: int | None, quota: int | None, ttl: int | None, least: int, digest: Any
     ) -> None:
-        self.config = CacheConfig(entries, None if budget is None else budget / (1 << 20), policy, ttl, least, quota)
+        self.config = CacheConfig(entries, None if budget is None else budget / (1 << 20), ttl, least, quota)
         self.clock = Clock()
         self.told: list[CacheEntry[bytes]] = []
         self.manager: CacheManager[bytes] = CacheManager(
@@ -94,10 +90,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return self.hear(expired, [])
         old = self.model.pop(name, None)
         self.model[name] = Kept(payload, self.clock.now, old is not None and old.is_pinned)
-        if self.config.eviction_policy == "lru":
-            self.hear(expired, self.make_room(name))
-        else:
-            self.learn(expired)
+        self.hear(expired, self.make_room(name))
         assert (entry.key, entry.namespace, entry.payload) == (key, namespace, payload)
 
     @rule(key=keys, namespace=namespaces)
@@ -156,9 +149,7 @@ class ManagerMachine(RuleBasedStateMachine):
         expired = self.expire()
         idle = [name for name, kept in self.model.items() if not kept.is_pinned]
         left = [(entry.namespace, entry.key) for entry in self.manager.evict(count)]
-        assert len(left) == min(count, len(idle)) and set(left) <= set(idle)
-        if self.config.eviction_policy == "lru":
-            assert left == idle[:count]
+        assert left == idle[:count]
         for name in left:
             del self.model[name]
         self.hear(expired, left)
@@ -234,12 +225,6 @@ class ManagerMachine(RuleBasedStateMachine):
         assert told[len(expired) :] == evicted
         self.evicted += len(evicted)
 
-    def learn(self, expired: set[Name]) -> None:
-        evicted = [(str(entry.namespace), str(entry.key)) for entry in self.told[len(expired) :]]
-        for name in evicted:
-            assert not self.model.pop(name).is_pinned
-        self.hear(expired, evicted)
-
 
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
@@ -281,17 +266,15 @@ def test_an_expired_entry_does_not_hide_a_shorter_valid_one() -> None:
     assert manager.stats().expirations == 1 and len(manager) == 1
 
 
-def test_a_use_begins_a_lifetime_anew_and_a_hint_gives_its_own() -> None:
+def test_a_use_begins_a_lifetime_anew() -> None:
     clock = Clock()
     manager: CacheManager[str] = CacheManager(CacheConfig(ttl_s=10), keys="text", clock=clock)
-    for key, hints in (("a", None), ("b", None), ("c", Hints(ttl=3)), ("d", Hints(ttl=100))):
-        manager.store(key, key, hints=hints)
-    clock.now += 9
-    assert held(manager) == ["a", "b", "d"]
+    for key in "ab":
+        manager.store(key, key)
     clock.now += 9
     assert manager.lookup("a") is not None
     clock.now += 9
-    assert held(manager) == ["a", "d"]
+    assert held(manager) == ["a"]
 
 
 def test_a_pinned_entry_neither_expires_nor_leaves() -> None:
@@ -307,40 +290,6 @@ def test_a_pinned_entry_neither_expires_nor_leaves() -> None:
     assert manager.unpin("a") and not manager.unpin("a")
     clock.now += 5
     assert held(manager) == []
-
-
-def test_kept_entries_leave_after_all_others() -> None:
-    manager: CacheManager[str] = CacheManager(CacheConfig(max_entries=3), keys="text")
-    manager.store("a", "a", hints=Hints(keep=True))
-    for key in "bcdef":
-        manager.store(key, key)
-    assert held(manager) == ["a", "e", "f"]
-    assert [entry.key for entry in manager.evict(3)] == ["e", "f", "a"]
-
-
-def test_hints_for_what_is_pinned_hold_once_it_is_unpinned() -> None:
-    clock = Clock()
-    manager: CacheManager[str] = CacheManager(CacheConfig(max_entries=3), keys="text", clock=clock)
-    for key in "ab":
-        manager.store(key, "old")
-        manager.pin(key)
-    manager.store("a", "new", hints=Hints(keep=True))
-    manager.store("b", "new", hints=Hints(ttl=5))
-    clock.now += 60
-    for key in "cde":
-        manager.store(key, key)
-    assert held(manager) == ["a", "b", "e"], "pinned, whatever was said"
-    assert manager.unpin("a") and manager.unpin("b")
-    clock.now += 4
-    for key in "fg":
-        manager.store(key, key)
-    assert held(manager) == ["a", "f", "g"], "kept, and b left as the least recently used"
-    manager.pin("g")
-    manager.store("g", "new", hints=Hints(ttl=5))
-    manager.unpin("g")
-    clock.now += 5
-    assert held(manager) == ["a", "f"]
-    manager.check()
 
 
 def test_what_is_too_large_is_refused_and_nobody_leaves_for_it() -> None:
@@ -413,62 +362,14 @@ def test_namespaces_that_come_and_go_keep_their_quotas() -> None:
         assert manager.clear() == 2
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_keeps_to_the_limits(policy: str) -> None:
-    manager: CacheManager[int] = CacheManager(CacheConfig(max_entries=10, eviction_policy=policy))
+def test_a_crowd_keeps_to_the_limits() -> None:
+    manager: CacheManager[int] = CacheManager(CacheConfig(max_entries=10))
     for number in range(200):
         manager.store([number % 7, number % 11, number % 13], number)
         manager.lookup([number % 5, number % 3])
         assert len(manager) <= 10
     manager.check()
     assert manager.stats().evictions > 50
-
-
-def test_whoever_is_used_often_stays_with_lfu() -> None:
-    manager: CacheManager[str] = CacheManager(CacheConfig(max_entries=2, eviction_policy="lfu"), keys="text")
-    manager.store("a", "a")
-    for _ in range(3):
-        manager.lookup("a")
-    for key in "bcd":
-        manager.store(key, key)
-    assert held(manager) == ["a", "d"]
-
-
-def turns_found(policy: str, quota: int | None) -> int:
-    """Hits of 300 keys that take turns in 200 places, 60 laps long."""
-    most = 200 if quota is None else 1000
-    manager: CacheManager[int] = CacheManager(
-        CacheConfig(most, eviction_policy=policy, max_entries_per_namespace=quota)
-    )
-    for number in range(60 * 300):
-        key = [number % 300]
-        if manager.lookup(key) is None:
-            manager.store(key, number)
-    manager.check()
-    return manager.stats().hits
-
-
-@pytest.mark.parametrize("quota", [None, 200])
-def test_adaptive_knows_again_what_left_under_the_same_key(quota: int | None) -> None:
-    assert turns_found("lru", quota) == 0
-    assert turns_found("adaptive", quota) > 60 * 300 // 4
-
-
-def test_the_same_key_in_another_namespace_is_not_known_again() -> None:
-    """60 keys take turns between the pages of 40 readers, who all read the same 200, each once and for himself."""
-    manager: CacheManager[int] = CacheManager(CacheConfig(200, eviction_policy="adaptive"))
-    found = turn = 0
-    for reader in range(40):
-        for page in range(200):
-            manager.store([page], page, namespace=f"reader {reader}")
-            if page % 6:
-                continue
-            key, turn = [1000 + turn % 60], turn + 1
-            if manager.lookup(key) is None:
-                manager.store(key, page)
-            else:
-                found += 1
-    assert found > turn // 2, "pages that nobody reads again have driven out what is used in turns"
 
 
 def test_keys_of_another_kind_are_errors_whatever_is_stored() -> None:
@@ -540,27 +441,19 @@ def test_sizes_are_summed_as_ints() -> None:
     manager.check()
 
 
-@pytest.mark.parametrize(
-    "told", [{"hints": {"keep": True}}, {"hints": Hints(ttl=10**400)}, {"namespace": None}], ids=["dict", "ttl", "None"]
-)
-def test_what_cannot_be_stored_changes_nothing(told: Any) -> None:
+def test_what_cannot_be_stored_changes_nothing() -> None:
     manager: CacheManager[int] = CacheManager(keys="text")
-    with pytest.raises((TypeError, ValueError), match=r"hints are|of the hints|a namespace is a str"):
-        manager.store("a", 1, **told)
+    nobody: Any = None
+    with pytest.raises(TypeError, match="a namespace is a str"):
+        manager.store("a", 1, namespace=nobody)
     manager.check()
-    manager.store("a", 1)
-    manager.pin("a")
-    if "hints" in told:
-        with pytest.raises((TypeError, ValueError), match=r"hints are|of the hints"):
-            manager.unpin("a", **told)
-    manager.check()
-    assert manager.stats().pinned == 1 and manager.evict(9) == []
+    assert len(manager) == 0 and manager.evict(9) == []
 
 
 def test_a_digest_that_is_none_changes_nothing() -> None:
     nothing: dict[bytes, Any] = {}
     manager: CacheManager[int] = CacheManager(keys="text", digest_of=nothing.get)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="what digest_of returns must be bytes"):
         manager.store("a", 1)
     assert len(manager) == 0 and manager.evict(9) == []
 

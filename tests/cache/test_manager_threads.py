@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.cache import POLICIES, CacheConfig, CacheEntry, CacheManager
+from rekindle.cache import CacheConfig, CacheEntry, CacheManager
 from rekindle.cache.library.entries import ENTRY_BYTES
 
 THREADS = 6
@@ -79,12 +79,10 @@ class Hammer(threading.Thread):
         assert found.matched >= 20 and stored[: found.matched] == key[: found.matched]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_threads_hammer_one_manager(policy: str) -> None:
+def test_threads_hammer_one_manager() -> None:
     config = CacheConfig(
         max_entries=40,
         max_memory_mb=30 * ENTRY_BYTES / (1 << 20),
-        eviction_policy=policy,
         ttl_s=0.05,
         min_prefix_length=20,
     )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 MISUSES = """
-from rekindle.cache import BlockPool, BlockTable, Hints, block_hash, root_hash
+from rekindle.cache import BlockPool, BlockTable, block_hash, root_hash
 import numpy as np
 
 ROOT = root_hash(fingerprint=b"", namespace="", cache_salt="", secret=b"")
@@ -33,7 +33,7 @@ calls += [(pool.register_tail, private, ROOT, ids) for ids in (*bad_ids, [], [1,
 calls += [(pool.allocate_many, count) for count in (-1, 1.0, "1", None)]
 calls += [(pool.copy_on_write, named, num) for num in (-1, 3, 1.0)]
 calls += [(BlockPool, *sizes) for sizes in ((0, 2), (2, 0), (2.0, 2), (2, "2"), (None, 2))]
-calls += [(pool.release, free), (pool.share, free), (lambda: pool.release(named, hints="keep"),)]
+calls += [(pool.release, free), (pool.share, free)]
 calls += [(pool.set_quota, root, 1) for root in (b"n", "n" * 32, None)]
 calls += [(pool.set_quota, ROOT, most) for most in (-1, 1.0, "1")]
 calls += [(pool.try_reuse_prefix, root, [1, 2]) for root in (b"n", "n" * 32, None)]

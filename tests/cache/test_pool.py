@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from rekindle.cache import BlockCopy, BlockHash, BlockPool, BlockTable, block_hash, chain_hashes, root_hash, tail_hash
-from rekindle.cache.eviction import Hints
-from rekindle.cache.eviction.policies import Forgetful
 
 ROOT = root_hash(fingerprint=b"fp", namespace="default", cache_salt="", secret=b"s")
 OTHER = root_hash(fingerprint=b"fp", namespace="other", cache_salt="", secret=b"s")
@@ -369,54 +367,6 @@ def test_who_is_over_quota_makes_room_first() -> None:
     assert [pool.allocate()] == older, "within its quota, by the last use"
     pool.set_quota(ROOT, None)
     assert pool.allocate_many(2) == [greedy[1], greedy[0]]
-
-
-def test_the_policy_and_hints_say_who_leaves() -> None:
-    pool = BlockPool(num_blocks=3, block_tokens=2, policy="fifo")
-    (first,), (second,) = turn(pool, array(1, 2)), turn(pool, array(3, 4))
-    pool.release_all(pool.try_reuse_prefix(ROOT, array(1, 2)))
-    assert pool.allocate_many(2) == [2, first]
-    pool = BlockPool(num_blocks=2, block_tokens=2)
-    kept = stored(pool, array(1, 2)).blocks[0]
-    pool.release(kept, hints=Hints(keep=True))
-    (second,) = turn(pool, array(3, 4))
-    assert [pool.allocate(), pool.allocate()] == [second, kept]
-
-
-def test_a_prefix_that_is_shared_and_released_is_used_once() -> None:
-    pool = BlockPool(num_blocks=2, block_tokens=2, policy="lfu")
-    (reused,), (found,) = turn(pool, array(1, 2)), turn(pool, array(3, 4))
-    for _ in range(2):
-        assert pool.find(block_hash(ROOT, array(3, 4)), array(3, 4)) == found
-    pool.release_all(pool.try_reuse_prefix(ROOT, array(1, 2)))
-    assert [pool.allocate(), pool.allocate()] == [reused, found], "two uses against three"
-
-
-class KeepsReturned(Forgetful):
-    """Least recently used first, but what was here before stays longest."""
-
-    name = "keeps returned"
-    remembers = True
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-        self.has_returned: dict[int, bool] = {}
-
-    def came(self, slot: int, key: int) -> None:
-        self.has_returned[slot] = key in self.seen
-        self.seen.add(key)
-
-    def used(self, slot: int, now: float, num_uses: int, idle: float) -> float:
-        return now + 1000.0 * self.has_returned[slot]
-
-
-def test_a_policy_knows_content_again_that_comes_back() -> None:
-    pool = BlockPool(num_blocks=2, block_tokens=2, policy=KeepsReturned())
-    (first,) = turn(pool, array(1, 2))
-    assert pool.evict(first)
-    (again,) = turn(pool, array(1, 2))
-    (other,) = turn(pool, array(3, 4))
-    assert [pool.allocate(), pool.allocate()] == [other, again]
 
 
 def test_a_block_costs_what_its_arrays_take() -> None:

@@ -209,13 +209,6 @@ SERVING = (
         REPLIES,
     ),
     one(
-        "a policy that is parsed and ignored",
-        "engine/assembly.py",
-        "            policy=settings.eviction,\n",
-        "",
-        "tests/engine/test_evicting.py::test_the_policy_says_who_leaves_memory_first",
-    ),
-    one(
         "a pinned chain evicted",
         "store/retention.py",
         "        if pinned_until >= now:\n",

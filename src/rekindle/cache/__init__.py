@@ -20,7 +20,7 @@ from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.cache.blocks.windows import WindowSlots
-from rekindle.cache.eviction import POLICIES, EvictionOrder, Hints, KeyedOrder, Policy, make_policy
+from rekindle.cache.eviction import EvictionOrder, KeyedOrder
 from rekindle.cache.library.batch import BatchAnalysis, SharedPrefix, analyze_batch
 from rekindle.cache.library.entries import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key
 from rekindle.cache.library.manager import CacheManager
@@ -29,7 +29,6 @@ from rekindle.cache.trie.radix import RadixTrie
 
 __all__ = [
     "HASH_BYTES",
-    "POLICIES",
     "BatchAnalysis",
     "BlockCopy",
     "BlockHash",
@@ -41,11 +40,9 @@ __all__ = [
     "CacheManager",
     "CacheStats",
     "EvictionOrder",
-    "Hints",
     "Key",
     "KeyedOrder",
     "Keys",
-    "Policy",
     "PrefixMatch",
     "Published",
     "RadixTrie",
@@ -57,7 +54,6 @@ __all__ = [
     "chain_hashes",
     "content_key",
     "id_bytes",
-    "make_policy",
     "resume_position",
     "root_hash",
     "tail_hash",

@@ -27,7 +27,6 @@ class SettingsWithoutModel(TypedDict, total=False):
     block_tokens: int
     reuse: Literal["on", "off"]
     max_branches: int
-    eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"]
     normalise: str
     tail_heading: str | Sequence[str]
     anticipate: Literal["on", "off"]

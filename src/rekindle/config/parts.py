@@ -98,12 +98,6 @@ class CacheSettings:
         "first. `n` of a request cannot be more.",
         bounds=at_least(1),
     )
-    eviction: Literal["lru", "fifo", "lfu", "aged-lfu", "adaptive"] = setting(
-        "lru",
-        "what is evicted from hot memory first",
-        detail="`adaptive` tries four rules on a sample of the traffic and follows the best: it finds more where "
-        "memory is small.",
-    )
     min_reuse_tokens: int = 16  # fewest tokens worth reusing
     text_index_bytes: int | None = None  # memory for finding prompts by their text
 

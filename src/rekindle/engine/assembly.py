@@ -254,12 +254,7 @@ def _prefix_cache(
 ) -> PrefixCache:
     settings = given.cache
     return PrefixCache(
-        pool=BlockPool(
-            arena.num_blocks,
-            spec.layout.block_tokens,
-            policy=settings.eviction,
-            windows=tuple(arena.windows.values()),
-        ),
+        pool=BlockPool(arena.num_blocks, spec.layout.block_tokens, windows=tuple(arena.windows.values())),
         arena=arena,
         store=store,
         fingerprint=spec.fingerprint,

@@ -245,7 +245,7 @@ def test_with_an_unlimited_tier_a_fleet_finds_what_one_machine_does(
     size = len(trace.blocks)
     plan = Plan(num_replicas, route, hot_blocks=4 * size, tier_blocks=size, death=death)
     run = run_fleet(trace, plan, SPEEDS)
-    one = simulate(trace, Memory("lru", size))
+    one = simulate(trace, Memory(size))
     assert sum(map(sum, found(run))) == one.hot_blocks
     assert sum(tier for _, tier, _ in found(run_fleet(trace, plan, EAGER))) >= run.traffic.blocks_got
     assert run.traffic.blocks_put == size, "each is written once"
@@ -261,7 +261,7 @@ def test_queues_lose_no_request_and_invent_no_block(
     run = run_fleet(trace, plan, SPEEDS)
     assert sorted(each.job.arrived_s for each in run.served) == [request.at_s for request in trace.requests]
     assert all(each.wait_s >= each.service.seconds - 1e-9 for each in run.served)
-    assert sum(map(sum, found(run))) <= simulate(trace, Memory("lru", len(trace.blocks))).hot_blocks
+    assert sum(map(sum, found(run))) <= simulate(trace, Memory(len(trace.blocks))).hot_blocks
     assert run == run_fleet(trace, plan, SPEEDS), "the same again"
 
 
@@ -269,18 +269,16 @@ def test_queues_lose_no_request_and_invent_no_block(
 @given(
     REQUESTS,
     st.sampled_from(ROUTES),
-    st.sampled_from(["lru", "fifo", "lfu"]),
     st.integers(1, 8),
     st.integers(0, 8),
     st.sampled_from([0.1, 100]),
 )
 def test_one_replica_finds_what_the_simulation_of_a_memory_does(
-    requests: list[str], route: Route, policy: str, hot: int, tier: int, gap_s: float
+    requests: list[str], route: Route, hot: int, tier: int, gap_s: float
 ) -> None:
-    tier = tier if policy == "lru" else 0  # the policy of the tier
     trace = spaced(requests, gap_s)
-    run = run_fleet(trace, Plan(1, route, hot, tier, policy), EAGER)
-    one = simulate(trace, Memory(policy, hot, tier))
+    run = run_fleet(trace, Plan(1, route, hot, tier), EAGER)
+    one = simulate(trace, Memory(hot, tier))
     assert tuple(map(sum, zip(*found(run), strict=True))) == (one.hot_blocks, one.disk_blocks, 0)
 
 

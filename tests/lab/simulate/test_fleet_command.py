@@ -58,7 +58,7 @@ def test_the_command_shows_shares_waits_load_and_traffic(tmp_path: Path) -> None
         *("--tier-latency", 0.1, "--out", out),
     )
     assert result.exit_code == 0, result.output
-    assert "1 replica, hot memory of 8 blocks (4.1k tokens) in all, 8 each, lru" in result.output
+    assert "1 replica, hot memory of 8 blocks (4.1k tokens) in all, 8 each" in result.output
     assert "one dies after 50 % of the requests and is back, empty, 1 s later" in result.output
     # Without: three blocks until 3.005 and three until 6.01; four from 10 to 14.005, and one until 15.01.
     waits = [3.005, 5.01, 5.005, 5.51]
@@ -87,14 +87,14 @@ def test_every_route_and_tier_is_a_row_next_to_one_machine(tmp_path: Path) -> No
         assert len(row(result.output, arm)) == (14 if "tier" in arm else 10)
     assert row(result.output, "one machine") == row(result.output, "one machine, tier 3") == ["0.273", "0.000", "0.273"]
     assert row(result.output, "prefix")[:3] == ["0.273", "0.000", "0.273"]
-    both = command(trace, "--replicas", 2, "--policies", "lru,fifo", "--capacities", "4,8")
-    assert both.output.count("2 replicas, hot memory of") == 4 and "2 each, fifo" in both.output
+    both = command(trace, "--replicas", 2, "--capacities", "4,8")
+    assert both.output.count("2 replicas, hot memory of") == 2 and "2 each" in both.output
 
 
 def test_a_fleet_has_a_size_and_a_route_by_default(tmp_path: Path) -> None:
     result = command(write(tmp_path / "t.jsonl"), "--replicas", 2)
     assert result.exit_code == 0, result.output
-    assert "hot memory of 2 blocks (1.02k tokens) in all, 1 each, lru\n" in result.output
+    assert "hot memory of 2 blocks (1.02k tokens) in all, 1 each\n" in result.output
     assert len(row(result.output, "session")) == 10 and "tier unlimited" not in result.output
 
 
@@ -123,7 +123,6 @@ def test_arrivals_are_raised_until_queues_form(tmp_path: Path) -> None:
             ["--replicas", "2", "--route", "sticky"],
             "no route is called 'sticky': choose of random, queue, session, prefix",
         ),
-        (["--replicas", "2", "--policies", "mru"], "no policy is called 'mru'"),
         (["--replicas", "2", "--tier", "big"], "'big' is no capacity"),
         (["--replicas", "9", "--capacities", "8"], "8 blocks are less than one for each of 9 replicas"),
         (["--replicas", "2", "--arrivals", "0"], "--arrivals must be a number above 0, not 0"),

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.cache.eviction import POLICIES
 from rekindle_lab.simulate.optimum import optimal_hits
 from rekindle_lab.simulate.report import by_arm
-from rekindle_lab.simulate.simulation import OPTIMUM, Found, Memory, simulate, sweep
+from rekindle_lab.simulate.simulation import LRU, OPTIMUM, Found, Memory, Policy, simulate, sweep
 from rekindle_lab.simulate.tier import Tier
 from rekindle_lab.simulate.trace import Trace, TraceBuilder, TraceRequest
 
@@ -31,92 +30,70 @@ def trace_of(*requests: str, at_s: Sequence[float] = (), block_tokens: int = 1) 
     return builder.build("by hand", "letters")
 
 
-def hits(trace: Trace, policy: str, num_blocks: int) -> int:
-    return simulate(trace, Memory(policy, num_blocks)).hot_blocks
+def hits(trace: Trace, policy: Policy, num_blocks: int) -> int:
+    return simulate(trace, Memory(num_blocks, policy=policy)).hot_blocks
 
 
 def test_the_least_recently_used_leaf_leaves_first() -> None:
     # abc | abd finds ab, c leaves | e: d leaves | abc finds ab
-    found = simulate(trace_of("abc", "abd", "e", "abc"), Memory("lru", 3))
+    found = simulate(trace_of("abc", "abd", "e", "abc"), Memory(3))
     assert (found.num_blocks, found.hot_blocks, found.num_evictions) == (10, 4, 3)
-
-
-def test_first_come_leaves_first_however_often_it_is_used() -> None:
-    trace = trace_of("a", "b", "a", "c", "a")
-    assert hits(trace, "fifo", 2) == 1  # c takes the place of a
-    assert hits(trace, "lru", 2) == 2  # c takes the place of b
-
-
-def test_the_least_often_used_leaves_first_and_its_count_is_lost() -> None:
-    trace = trace_of("a", "a", "b", "c", "b")
-    assert hits(trace, "lfu", 2) == 1  # a has two uses; of b and c the older leaves
-    assert hits(trace, "lru", 2) == 2  # a leaves, b stays
-    assert hits(trace_of("a", "a", "b", "b", "c", "c", "a"), "lfu", 1) == 2  # neither b nor c ever gets a second use
 
 
 def test_what_is_computed_needs_no_room_of_the_others_before_it_is_kept() -> None:
     trace = trace_of("a", "a", "bcd", "a")
-    assert hits(trace, "lfu", 1) == 2  # bcd is longer than the memory, and leaves again at once
-    assert hits(trace, "lru", 1) == 1
+    assert hits(trace, LRU, 1) == 1  # bcd is longer than the memory: a leaves
 
 
 def test_of_one_request_the_blocks_behind_leave_before_those_they_stand_on() -> None:
     trace = trace_of("abcd", "abcd")
     for each in (trace, trace.unlinked()):
-        assert [hits(each, "lru", size) for size in (1, 3, 4)] == [1, 3, 4]
-
-
-def test_in_free_order_a_block_leaves_before_what_stands_on_it() -> None:
-    trace = trace_of("ab", "ac", "d", "ac")  # ac: b leaves | d: a came first, but c stands on it
-    assert hits(trace, "fifo", 2) == 2
-    assert hits(trace.unlinked(), "fifo", 2) == 1
-    assert trace.unlinked().requests == trace.requests
+        assert [hits(each, LRU, size) for size in (1, 3, 4)] == [1, 3, 4]
 
 
 def test_the_same_block_after_another_beginning_is_another() -> None:
     trace = trace_of("ab", "cb", "ab")
     assert len(trace.blocks) == 4
-    assert hits(trace, "lru", 4) == 2
+    assert hits(trace, LRU, 4) == 2
     trace = trace_of("ab", "b")
-    assert hits(trace, "lru", 4) == 0
+    assert hits(trace, LRU, 4) == 0
 
 
 def test_the_optimum_knows_what_comes() -> None:
     trace = trace_of("a", "b", "a", "b", "a")
     assert hits(trace, OPTIMUM, 1) == 2  # a stays, b is never taken in
-    assert hits(trace, "lru", 1) == 0
+    assert hits(trace, LRU, 1) == 0
     assert list(optimal_hits(trace, 1)) == [0, 0, 1, 0, 1]
     assert list(optimal_hits(trace, 2)) == [0, 0, 1, 1, 1]
 
 
 def test_a_time_to_live_counts_from_the_last_use() -> None:
     trace = trace_of("a", "a", "a", "b", "a", at_s=(0, 10, 25, 30, 36.9))
-    assert simulate(trace, Memory("lru", 9, ttl_s=12)).hot_blocks == 2  # at 10 and, 11.9 s after the last use, at 36.9
-    assert simulate(trace, Memory("lru", 9, ttl_s=15)).hot_blocks == 2  # over at 25 exactly
-    assert simulate(trace, Memory("lru", 9, ttl_s=15.1)).hot_blocks == 3
-    assert simulate(trace, Memory("ttl", 1, ttl_s=100)).hot_blocks == hits(trace, "lru", 1) == 2
+    assert simulate(trace, Memory(9, ttl_s=12)).hot_blocks == 2  # at 10 and, 11.9 s after the last use, at 36.9
+    assert simulate(trace, Memory(9, ttl_s=15)).hot_blocks == 2  # over at 25 exactly
+    assert simulate(trace, Memory(9, ttl_s=15.1)).hot_blocks == 3
 
 
 def test_a_parent_does_not_expire_before_its_child_and_expired_ones_make_room() -> None:
     trace = trace_of("ab", "a", "ac", "d", "ac", at_s=(0, 5, 9, 20, 21))
-    found = simulate(trace, Memory("lru", 3, ttl_s=10))
+    found = simulate(trace, Memory(3, ttl_s=10))
     assert (found.hot_blocks, found.num_evictions) == (2, 0)  # b expires at 10, a and c at 19: nothing had to leave
-    assert simulate(trace, Memory("lru", 3, ttl_s=13)).hot_blocks == 4  # a and c are there until 22
+    assert simulate(trace, Memory(3, ttl_s=13)).hot_blocks == 4  # a and c are there until 22
 
 
 def test_what_leaves_hot_memory_stays_on_disk() -> None:
-    found = simulate(trace_of("a", "b", "a", "b"), Memory("lru", 1, 2))
+    found = simulate(trace_of("a", "b", "a", "b"), Memory(1, 2))
     assert (found.hot_blocks, found.disk_blocks) == (0, 2)
-    found = simulate(trace_of("ab", "ab", "cd", "ab"), Memory("lru", 1, 4))
+    found = simulate(trace_of("ab", "ab", "cd", "ab"), Memory(1, 4))
     assert (found.hot_blocks, found.disk_blocks) == (1, 3)  # b from disk, then both
     assert found.shares("blocks") == (1 / 8, 3 / 8)
-    found = simulate(trace_of("ab", "ab"), Memory("lru", 2, 1))  # a disk smaller than memory adds nothing
+    found = simulate(trace_of("ab", "ab"), Memory(2, 1))  # a disk smaller than memory adds nothing
     assert (found.hot_blocks, found.disk_blocks) == (2, 0)
 
 
 def test_the_optimum_of_two_tiers_is_that_of_each() -> None:
     trace = trace_of("a", "b", "a", "b", "a")
-    found = simulate(trace, Memory(OPTIMUM, 1, 2))
+    found = simulate(trace, Memory(1, 2, policy=OPTIMUM))
     assert (found.hot_blocks, found.disk_blocks) == (2, 1)
 
 
@@ -124,47 +101,44 @@ def test_tokens_of_a_partial_last_block_count_as_many_as_they_are() -> None:
     builder = TraceBuilder(512)
     for at_s, length, blocks in ((0, 600, [1, 2]), (1, 600, [1, 2]), (2, 1500, [1, 3, 4])):
         builder.add_hashed(at_s, length, blocks)
-    found = simulate(builder.build("by hand", "numbers"), Memory("lru", 10))
+    found = simulate(builder.build("by hand", "numbers"), Memory(10))
     assert found.counts("blocks") == (7, 3, 0)
     assert found.counts("tokens") == (2700, 600 + 512, 0)
 
 
-def test_the_optimum_is_the_most_blocks_and_not_always_the_most_tokens() -> None:
+def test_the_optimum_of_blocks_is_called_so_where_tokens_are_shown() -> None:
     builder = TraceBuilder(512)
     for at_s, (length, block) in enumerate([(512, "a"), (512, "a"), (1, "b"), (1, "b"), (512, "a")]):
         builder.add_hashed(at_s, length, [block])
     trace = builder.build("by hand", "letters")
-    lfu, optimum = (simulate(trace, Memory(policy, 1)) for policy in ("lfu", OPTIMUM))
-    assert (lfu.hot_blocks, optimum.hot_blocks) == (2, 2)
-    assert (lfu.hot_tokens, optimum.hot_tokens) == (1024, 513)
+    optimum = simulate(trace, Memory(1, policy=OPTIMUM))
+    assert (optimum.hot_blocks, optimum.hot_tokens) == (2, 513)
     assert list(by_arm([optimum], trace, "blocks")) == ["offline optimum"]
     assert list(by_arm([optimum], trace, "tokens")) == ["offline optimum of blocks"]
 
 
-def test_uses_are_counted_as_in_the_server_and_timed_only_for_lifetimes() -> None:
-    at_once = [0.0] * 5
-    trace = trace_of("a", "b", "a", "c", "a", at_s=at_once)
-    assert hits(trace, "fifo", 2) == 1, "c takes the place of a, which came before b"
-    assert simulate(trace, Memory("fifo", 2, ttl_s=9.0)).hot_blocks == 2, "a and b came at once, b was used last"
+def test_a_parent_leaves_before_its_child_only_in_free_order() -> None:
+    trace = trace_of("ab", "ac", "d")
+    assert trace.unlinked().requests == trace.requests
+    assert all(block.parent == trace.blocks[0].parent for block in trace.unlinked().blocks)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_lifetimes_only_the_order_of_requests_counts(policy: str) -> None:
+def test_without_lifetimes_only_the_order_of_requests_counts() -> None:
     chooser = random.Random(7)
     for _ in range(20):
         requests = ["".join(chooser.choices("abcde", k=chooser.randrange(1, 3))) for _ in range(60)]
         moments = list(accumulate(chooser.choices([0.0, 3.0], k=60)))
         timed, untimed = trace_of(*requests, at_s=moments), trace_of(*requests)
-        assert [hits(timed, policy, size) for size in (2, 5)] == [hits(untimed, policy, size) for size in (2, 5)]
+        assert [hits(timed, LRU, size) for size in (2, 5)] == [hits(untimed, LRU, size) for size in (2, 5)]
 
 
 def test_a_reply_is_stored_and_not_asked_for() -> None:
     requests = (TraceRequest(0.0, 1, (0,), (0, 1)), TraceRequest(1.0, 3, (0, 1, 2), (0, 1, 2)))
     blocks = trace_of("abc").blocks
     trace = Trace("by hand", "letters", 1, requests, blocks)
-    assert hits(trace, "lru", 3) == hits(trace, OPTIMUM, 3) == 2
+    assert hits(trace, LRU, 3) == hits(trace, OPTIMUM, 3) == 2
     assert trace.num_asked == 4
-    assert hits(trace, "lru", 1) == hits(trace, OPTIMUM, 1) == 1
+    assert hits(trace, LRU, 1) == hits(trace, OPTIMUM, 1) == 1
 
 
 def test_the_optimum_keeps_what_is_asked_for_not_what_is_stored_again() -> None:
@@ -189,49 +163,38 @@ def test_requests_are_taken_in_the_order_of_their_times() -> None:
 def test_a_sweep_holds_every_memory_once_and_then_the_ceiling() -> None:
     seen: list[int] = []
     trace = trace_of("ab", "ac", "ab")
-    found = sweep(trace, ["lru", "fifo"], [1, 2], ttls=[5.0, None], disks=[0, 4], progress=seen.append)
+    found = sweep(trace, [1, 2], ttls=[5.0, None], disks=[0, 4], progress=seen.append)
     memories = [each.memory for each in found]
-    assert len(set(memories)) == len(memories) == 2 * 2 * 2 * 2 + 2 * 2
-    assert memories[-1] == Memory(OPTIMUM, 2, 4)
+    assert len(set(memories)) == len(memories) == 2 * 2 * 2 + 2 * 2
+    assert memories[-1] == Memory(2, 4, policy=OPTIMUM)
     assert sum(seen) == len(memories) * len(trace.requests)
 
 
 def test_an_empty_trace_finds_nothing() -> None:
     trace = TraceBuilder(16).build("empty", "letters")
-    for policy in ("lru", OPTIMUM):
-        assert simulate(trace, Memory(policy, 4)).shares("tokens") == (0.0, 0.0)
+    for policy in (LRU, OPTIMUM):
+        assert simulate(trace, Memory(4, policy=policy)).shares("tokens") == (0.0, 0.0)
 
 
-def naive_hits(requests: Sequence[str], policy: str, capacity: int) -> list[int]:
+def naive_hits(requests: Sequence[str], capacity: int) -> list[int]:
     """The same by beginnings as strings, everything looked through for every block that leaves."""
-    first: dict[str, int] = {}
     last: dict[str, tuple[int, int]] = {}
-    uses: dict[str, int] = {}
     found = []
     for now, request in enumerate(requests):
         beginnings = [request[: end + 1] for end in range(len(request))]
         found.append(next((n for n, each in enumerate(beginnings) if each not in last), len(request)))
         for depth, each in enumerate(beginnings):
-            first.setdefault(each, now)
             last[each] = (now, -depth)
-            uses[each] = uses.get(each, 0) + 1
         while len(last) > capacity:
             leaves = [each for each in last if not any(len(x) > len(each) and x.startswith(each) for x in last)]
-            worth = {
-                "lru": lambda x: last[x],
-                "fifo": lambda x: (first[x], last[x]),
-                "lfu": lambda x: (uses[x], last[x]),
-            }
-            gone = min(leaves, key=worth[policy])
-            for table in (first, last, uses):
-                del table[gone]
+            del last[min(leaves, key=lambda each: last[each])]
     return found
 
 
 @settings(deadline=None)
-@given(REQUESTS, st.sampled_from(["lru", "fifo", "lfu"]), st.integers(1, 8))
-def test_policies_agree_with_a_model_that_looks_at_everything(requests: list[str], policy: str, capacity: int) -> None:
-    assert hits(trace_of(*requests), policy, capacity) == sum(naive_hits(requests, policy, capacity))
+@given(REQUESTS, st.integers(1, 8))
+def test_the_order_agrees_with_a_model_that_looks_at_everything(requests: list[str], capacity: int) -> None:
+    assert hits(trace_of(*requests), LRU, capacity) == sum(naive_hits(requests, capacity))
 
 
 def most_hits(requests: Sequence[str], capacity: int) -> int:
@@ -258,25 +221,25 @@ def test_nothing_finds_more_than_the_optimum_and_some_choice_as_much(requests: l
 
 
 @settings(deadline=None)
-@given(REQUESTS, st.sampled_from(POLICIES), st.integers(1, 8), st.sampled_from([None, 2.5]))
-def test_every_policy_stays_below_the_ceiling_and_finds_all_without_a_limit(
-    requests: list[str], policy: str, capacity: int, ttl_s: float | None
+@given(REQUESTS, st.integers(1, 8), st.sampled_from([None, 2.5]))
+def test_the_order_stays_below_the_ceiling_and_finds_all_without_a_limit(
+    requests: list[str], capacity: int, ttl_s: float | None
 ) -> None:
     trace = trace_of(*requests)
-    found = simulate(trace, Memory(policy, capacity, 2 * capacity, ttl_s))
-    ceiling = simulate(trace, Memory(OPTIMUM, capacity, 2 * capacity))
+    found = simulate(trace, Memory(capacity, 2 * capacity, ttl_s))
+    ceiling = simulate(trace, Memory(capacity, 2 * capacity, policy=OPTIMUM))
     assert found.hot_blocks <= ceiling.hot_blocks
     assert found.hot_blocks + found.disk_blocks <= ceiling.hot_blocks + ceiling.disk_blocks
-    assert hits(trace, policy, len(trace.blocks)) == hits(trace, OPTIMUM, len(trace.blocks))
+    assert hits(trace, LRU, len(trace.blocks)) == hits(trace, OPTIMUM, len(trace.blocks))
 
 
 @settings(deadline=None)
-@given(REQUESTS, st.sampled_from(POLICIES), st.integers(1, 6), st.sampled_from([None, 3.0]), st.booleans())
-def test_a_tier_stays_whole(requests: list[str], policy: str, size: int, ttl_s: float | None, free: bool) -> None:
+@given(REQUESTS, st.integers(1, 6), st.sampled_from([None, 3.0]), st.booleans())
+def test_a_tier_stays_whole(requests: list[str], size: int, ttl_s: float | None, free: bool) -> None:
     trace = trace_of(*requests)
     trace = trace.unlinked() if free else trace
     now = 0.0
-    tier = Tier(trace, size, policy=policy, ttl_s=ttl_s, clock=lambda: now)
+    tier = Tier(trace, size, ttl_s=ttl_s, clock=lambda: now)
     for request in trace.requests:
         now = request.at_s
         tier.hold(request.blocks)
@@ -287,5 +250,5 @@ def test_a_tier_stays_whole(requests: list[str], policy: str, size: int, ttl_s: 
 
 @pytest.mark.parametrize(("unit", "share"), [("blocks", 0.5), ("tokens", 0.4)])
 def test_shares_are_of_what_was_asked_for(unit: str, share: float) -> None:
-    found = Found(Memory("lru", 1), 10, 5, 0, 100, 40, 0)
+    found = Found(Memory(1), 10, 5, 0, 100, 40, 0)
     assert found.shares("blocks" if unit == "blocks" else "tokens") == (share, 0.0)

@@ -70,7 +70,7 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     trace = hashed(tmp_path)
     assert (trace.name, trace.block_tokens, len(trace.blocks), trace.num_tokens) == ("trace", 512, 4, 4100)
     assert [request.at_s for request in trace.requests] == [0.0, 2.5, 9.0]
-    assert simulate(trace, Memory("lru", 4)).counts("tokens") == (4100, 1024 + 1500, 0)
+    assert simulate(trace, Memory(4)).counts("tokens") == (4100, 1024 + 1500, 0)
 
 
 def test_the_size_of_blocks_is_found_or_given(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_recorded_day_is_rendered_encoded_and_knows_replies(tmp_path: Path) ->
     assert second.blocks[: len(first.stored)] == first.stored and len(first.stored) > len(first.blocks) + 10
     assert third.blocks[: len(second.stored)] == second.stored
     assert len(third.stored) > len(third.blocks), "the last reply is stored, too"
-    unlimited = simulate(trace, Memory("lru", len(trace.blocks)))
+    unlimited = simulate(trace, Memory(len(trace.blocks)))
     assert unlimited.hot_tokens == len(first.stored) + len(second.stored)
-    forgetful = simulate(trace, Memory("lru", len(trace.blocks), ttl_s=600))
+    forgetful = simulate(trace, Memory(len(trace.blocks), ttl_s=600))
     assert forgetful.hot_tokens == len(first.stored)
 
 
@@ -118,7 +118,7 @@ def test_a_log_without_limits_reuses_what_analyze_says(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", [{"messages": messages} for messages in talk()])
     trace = read_trace(path, TraceOptions(1))
     total = Analyser(open_log(path), MODEL_DIR).run().total
-    found = simulate(trace, Memory("lru", len(trace.blocks)))
+    found = simulate(trace, Memory(len(trace.blocks)))
     assert found.counts("tokens")[:2] == (total.prompt_tokens, total.reused_tokens)
     assert total.reused_tokens > 0.5 * total.prompt_tokens
 
@@ -127,7 +127,7 @@ def test_what_of_a_log_is_left_out_is_said(tmp_path: Path) -> None:
     bodies = [{"messages": messages} for messages in talk()]
     lost = {"model": "pocket", "input": "And then?", "previous_response_id": "resp_1"}
     path = write(tmp_path / "log.jsonl", [*bodies, {"hello": 1}, lost, {"level": "info"}])
-    result = command(path, "--capacities", "unlimited", "--policies", "lru")
+    result = command(path, "--capacities", "unlimited")
     assert result.exit_code == 0 and "3 requests ask for" in result.output, result.output
     assert "2 left out: no request with a prompt in it (first: line 4)" in result.output
     assert "1 left out: it continues response" in result.output
@@ -164,15 +164,13 @@ def test_capacities_are_blocks_tokens_or_shares(tmp_path: Path) -> None:
 
 def test_the_command_prints_both_shares_and_writes_lines_and_a_picture(tmp_path: Path) -> None:
     trace, out, plot = write(tmp_path / "trace.jsonl", HASHED), tmp_path / "new" / "out.jsonl", tmp_path / "plot.png"
-    result = command(
-        trace, "--policies", "lru,fifo", "--capacities", "2,unlimited", "--ttl", "10s", "--out", out, "--plot", plot
-    )
+    result = command(trace, "--capacities", "2,unlimited", "--ttl", "10s", "--out", out, "--plot", plot)
     assert result.exit_code == 0, result.output
     assert "3 requests in 9 s ask for 4.1k tokens in 9 blocks of 512, 4 of them different" in result.output
-    rows = [line.split() for line in result.output.splitlines() if line.strip().startswith("fifo, ttl 10 s")]
+    rows = [line.split() for line in result.output.splitlines() if line.strip().startswith("lru, ttl 10 s")]
     assert [row[-2:] for row in rows] == [["0.444", "0.556"], ["0.500", "0.616"]]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(lines) == (2 + 1) * 2 * 2 and {line["bench"] for line in lines} == {"simulate"}
+    assert len(lines) == (1 + 1) * 2 * 2 and {line["bench"] for line in lines} == {"simulate"}
     (line,) = [x for x in lines if x["arm"] == "lru, ttl 10 s" and "tokens" in x["measure"] and x["median"] > 0.6]
     assert (line["detail"]["asked"], line["detail"]["found_hot"]) == (4100, 1024 + 1500)
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -180,25 +178,16 @@ def test_the_command_prints_both_shares_and_writes_lines_and_a_picture(tmp_path:
 
 def test_the_command_shows_what_the_disk_adds(tmp_path: Path) -> None:
     trace, plot = write(tmp_path / "t.jsonl", HASHED), tmp_path / "plot.png"
-    result = command(trace, "--policies", "lru", "--capacities", "2", "--disk", "4", "--plot", plot)
+    result = command(trace, "--capacities", "2", "--disk", "4", "--plot", plot)
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.output.splitlines() if line.strip().startswith("lru, disk unlimited")]
     assert [row[-3:] for row in rows] == [["0.444", "+", "0.111"], ["0.500", "+", "0.116"]]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_policies_are_compared_unless_some_are_named(tmp_path: Path) -> None:
-    trace = write(tmp_path / "t.jsonl", HASHED)
-    shown = [line.split() for line in command(trace, "--capacities", "2").output.splitlines()]
-    names = [words[0] for words in shown if words and len(words) == 2 and words[1].startswith("0.")]
-    assert {"lru", "fifo", "lfu", "aged-lfu"} <= set(names) and "ttl" not in names
-    assert "ttl, ttl 60 s" in command(trace, "--capacities", "2", "--ttl", "1m").output
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--policies", "mru"], "no policy is called 'mru': choose of lru"),
         (["--capacities", "a lot"], "'a lot' is no capacity"),
         (["--ttl", "0s"], "above 0"),
         (["--ttl", "soon"], "not a duration"),
@@ -211,7 +200,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, arguments: list[str], said
 
 
 def test_the_commands_own_capacities_fit_a_small_trace(tmp_path: Path) -> None:
-    result = command(write(tmp_path / "t.jsonl", HASHED), "--policies", "lru")
+    result = command(write(tmp_path / "t.jsonl", HASHED))
     assert result.exit_code == 0, result.output
 
 
@@ -276,7 +265,7 @@ def test_the_example_of_the_page_prints_what_stands_there(tmp_path: Path) -> Non
     printed = [line.rstrip() for line in result.output.splitlines() if line.strip()]
     assert printed[:-2] == [line for line in said.splitlines() if line.strip()]
     assert (tmp_path / "simulated.png").exists()
-    assert len((tmp_path / "simulated.jsonl").read_text().splitlines()) == 4 * 3 * 2
+    assert len((tmp_path / "simulated.jsonl").read_text().splitlines()) == 2 * 3 * 2
 
 
 def test_the_page_names_every_option() -> None:

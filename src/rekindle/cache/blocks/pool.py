@@ -24,9 +24,7 @@ from rekindle.cache.blocks.free import FreeList
 from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, block_hash, id_bytes, tail_hash, token_ids
 from rekindle.cache.blocks.id_column import ID_BYTES
 from rekindle.cache.blocks.windows import WindowSlots
-from rekindle.cache.eviction.hints import Hints
 from rekindle.cache.eviction.order import EvictionOrder
-from rekindle.cache.eviction.policies import Policy
 
 
 class BlockPool:
@@ -42,9 +40,9 @@ class BlockPool:
         assert pool.try_reuse_prefix(root, [1, 2, 3, 4, 5]) == [block]
         print(pool)
 
-    `policy` selects the cached leaf to evict, by its last use: counted, or timed by `clock`. `ttl` is a lifetime from
-    the last use, in units of the clock, enforced by `expire`. `on_evict` is called with the hash of each evicted or
-    expired block; it must not call the pool. `windows` say where parts that end are.
+    The least recently used cached leaf is evicted; uses are counted, or timed by `clock`. `ttl` is a lifetime from the
+    last use, in units of the clock, enforced by `expire`. `on_evict` is called with the hash of each evicted or expired
+    block; it must not call the pool. `windows` say where parts that end are.
 
     Ids are arrays u32 [n]; other integer arrays and sequences of ints are copied into one. ValueError, with no effect,
     for a block that the pool does not have, one that is free but must be held, one that is already published, and for
@@ -59,7 +57,6 @@ class BlockPool:
         num_blocks: int,
         block_tokens: int,
         *,
-        policy: Policy | str = "lru",
         clock: Callable[[], float] | None = None,
         ttl: float | None = None,
         on_evict: Callable[[BlockHash], None] | None = None,
@@ -79,7 +76,7 @@ class BlockPool:
         self._free = FreeList(num_blocks)
         self._refs = [0] * num_blocks
         self._contents = BlockContents(num_blocks, block_tokens)
-        self._order = EvictionOrder(policy, capacity=num_blocks, ttl=ttl)  # every published block
+        self._order = EvictionOrder(capacity=num_blocks, ttl=ttl)  # every published block
         self._clock = clock
         self._use: Callable[[], float] = clock or count(1).__next__
         self._group_of_root: dict[BlockHash, int] = {}  # of roots with a quota; all others are group 0
@@ -140,7 +137,7 @@ class BlockPool:
         raise self._unknown(block)
 
     def allocate(self) -> int | None:
-        """Return a private block, evicting the leaf the policy selects if none is free; None is a shortage."""
+        """Return a private block, evicting the least recently used leaf if none is free; None is a shortage."""
         if self._free:
             block: int | None = self._free.pop()
         elif (block := self._order.pop(None if self._clock is None else self._clock())) is not None:
@@ -194,11 +191,8 @@ class BlockPool:
             self._order.hold(block)
         refs[block] = num_refs + 1
 
-    def release(self, block: int, *, hints: Hints | None = None) -> None:
-        """Release one reference; with the last one a published block becomes cached, any other free.
-
-        Only the `hints` of the last release count; they hold until others are given.
-        """
+    def release(self, block: int) -> None:
+        """Release one reference; with the last one a published block becomes cached, any other free."""
         refs = self._refs
         try:
             num_refs = refs[block]
@@ -211,10 +205,8 @@ class BlockPool:
                 for slots in self.windows:
                     slots.drop(block)
                 self._free.append(block)
-            elif hints is None or isinstance(hints, Hints):
-                self._order.release(block, self._use(), hints=hints)  # raises for an invalid time, before any change
             else:
-                raise ValueError(f"hints are rekindle.cache.Hints, not {type(hints).__name__}")
+                self._order.release(block, self._use())  # raises for an invalid time, before any change
         refs[block] = num_refs - 1
 
     def release_all(self, blocks: Iterable[int]) -> None:
@@ -363,7 +355,7 @@ class BlockPool:
             if block in self._contents:
                 raise ValueError(f"block {block} is published and cannot take another hash")
             if self._contents.add(block, name, parent, data):
-                self._place(block, name, parent)
+                self._place(block, parent)
             return block
         existing = self._contents.match(name, data, parent)
         if existing is None or existing == block or (self.windows and self._refs[block] > 1):  # others hold its parts
@@ -374,13 +366,13 @@ class BlockPool:
         self.release(block)
         return existing
 
-    def _place(self, block: int, name: BlockHash, parent: BlockHash) -> None:
+    def _place(self, block: int, parent: BlockHash) -> None:
         """Add a newly published block to the order, below its parent."""
         above = self._contents.above(block)
         group = 0
         if self._group_of_root:
             group = self._order.group(above) if above >= 0 else self._group_of_root.get(parent, 0)
-        self._order.add(block, above, group=group, key=int.from_bytes(name[:8], "little"))
+        self._order.add(block, above, group=group)
 
     def _empty(self, block: int) -> None:
         """Drop the contents of a cached block that was already removed from the order."""

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-from rekindle.cache.eviction.hints import Hints
 from rekindle.cache.eviction.order import EvictionOrder
-from rekindle.cache.eviction.policies import Policy
 
 K = TypeVar("K", bound=Hashable)
-_POSITIVE = (1 << 62) - 1
 
 
 class KeyedOrder(Generic[K]):
     """`EvictionOrder` by key. A parent need not be present before or after its children; None is no parent."""
 
-    def __init__(self, policy: Policy | str = "lru", *, ttl: float | None = None) -> None:
-        self._order = EvictionOrder(policy, ttl=ttl)
+    def __init__(self, *, ttl: float | None = None) -> None:
+        self._order = EvictionOrder(ttl=ttl)
         self._numbers: dict[K, int] = {}  # also of parents that are not present
         self._keys: list[K | None] = []  # by number
         self._unused: list[int] = []
@@ -66,15 +63,15 @@ class KeyedOrder(Generic[K]):
         """Add a new key, held: it cannot be evicted before `release`."""
         number = self._number(key)
         above = -1 if parent is None else self._number(parent)
-        self._order.add(number, above, group=group, key=hash(key) & _POSITIVE)
+        self._order.add(number, above, group=group)
 
     def hold(self, key: K) -> None:
         """Protect the key from eviction; holding twice is one hold."""
         self._order.hold(self._numbers[key])
 
-    def release(self, key: K, now: float, *, rank: int = 0, hints: Hints | None = None) -> None:
+    def release(self, key: K, now: float, *, rank: int = 0) -> None:
         """Make the key evictable, as used at `now`; see `EvictionOrder.release`."""
-        self._order.release(self._numbers[key], now, rank=rank, hints=hints)
+        self._order.release(self._numbers[key], now, rank=rank)
 
     def settle(self, key: K, *, rank: int = 0) -> None:
         """Make the key evictable without a new use, at the position of its last one, which must exist."""

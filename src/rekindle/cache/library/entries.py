@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, TypedDict, TypeVar
 
-from rekindle.cache.eviction import POLICIES, Hints
 from rekindle.cache.trie.keys import Key, NormalizedKey
 
 P = TypeVar("P")
@@ -35,7 +34,6 @@ class CacheConfig:
 
     max_entries: int = 1000
     max_memory_mb: float | None = None
-    eviction_policy: str = "lru"
     ttl_s: float | None = None
     min_prefix_length: int = 1
     max_entries_per_namespace: int | None = None
@@ -51,8 +49,6 @@ class CacheConfig:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value <= sys.float_info.max):
                 raise ValueError(f"{name} must be a number above 0, or None for no limit, not {value!r}")
-        if self.eviction_policy not in POLICIES:
-            raise ValueError(f"eviction_policy must be one of {', '.join(POLICIES)}, not {self.eviction_policy!r}")
 
     @property
     def max_bytes(self) -> float:
@@ -65,7 +61,6 @@ class CacheLimits(TypedDict, total=False):
 
     max_entries: int
     max_memory_mb: float | None
-    eviction_policy: str
     ttl_s: float | None
     min_prefix_length: int
     max_entries_per_namespace: int | None
@@ -151,11 +146,6 @@ def content_key(data: bytes) -> bytes:
     return blake2b(data, digest_size=CONTENT_BYTES).digest()
 
 
-def recognition_key(namespace: str, content_key: bytes) -> int:
-    """64 bits by which a policy recognises evicted entries; they differ for equal keys in two namespaces."""
-    return int.from_bytes(blake2b(content_key + namespace.encode("utf-8", "surrogatepass"), digest_size=8).digest())
-
-
 def payload_bytes(payload: object) -> int | None:
     """Size of arrays and tensors (their `nbytes`), bytes, text, numbers, and tuples, lists and mappings of these.
 
@@ -205,19 +195,6 @@ def clock_time(now: float) -> float:
     if not is_finite:
         raise ValueError(f"clock must return a finite number of seconds, not {now!r}")
     return float(now)
-
-
-def check_hints(hints: Hints | None) -> None:
-    """Raise TypeError unless these are Hints or None, ValueError for times too large for a float."""
-    if hints is None:
-        return
-    if not isinstance(hints, Hints):
-        raise TypeError(f"hints are rekindle.cache.Hints, not {type(hints).__name__}")
-    for name, value in (("ttl", hints.ttl), ("next_use_in", hints.next_use_in)):
-        try:
-            float(0 if value is None else value)
-        except OverflowError:
-            raise ValueError(f"{name} of the hints is larger than any float") from None
 
 
 def _is_number(value: object) -> bool:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Generic, TypeVar, Unpack
 
-from rekindle.cache.eviction import EvictionOrder, Hints
+from rekindle.cache.eviction import EvictionOrder
 from rekindle.cache.library.batch import BatchAnalysis, analyze_batch
 from rekindle.cache.library.entries import (
     ENTRY_BYTES,
@@ -28,11 +28,9 @@ from rekindle.cache.library.entries import (
     CacheLimits,
     CacheStats,
     PrefixMatch,
-    check_hints,
     clock_time,
     content_key,
     payload_bytes,
-    recognition_key,
     whole_bytes,
 )
 from rekindle.cache.library.entry_store import EntryStore
@@ -82,7 +80,7 @@ class CacheManager(Generic[P]):
         self._on_evict = on_evict
         self._digest_of = digest_of
         self._lock = threading.Lock()
-        self._order = EvictionOrder(self.config.eviction_policy, ttl=self.config.ttl_s)
+        self._order = EvictionOrder(ttl=self.config.ttl_s)
         self._entries: EntryStore[P] = EntryStore(keys)
         self._num_limited = 0  # groups that have been given their quota
         self._counts: Counter[str] = Counter()
@@ -117,19 +115,19 @@ class CacheManager(Generic[P]):
             asked = wanted if isinstance(key, (memoryview, deque)) else key  # neither slices like the other keys
             return PrefixMatch(self._entries[slot], asked, matched)
 
-    def store(self, key: Key, payload: P, *, namespace: str = "", hints: Hints | None = None) -> CacheEntry[P] | None:
+    def store(self, key: Key, payload: P, *, namespace: str = "") -> CacheEntry[P] | None:
         """Store the payload under the key, replacing an existing one (a pinned entry stays pinned).
 
-        Counts as a use; `ttl` and `keep` hints for a pinned entry take effect once it is unpinned.
-        None, with no effect, if it is refused: it is larger than the whole cache may be, pinned entries take the room,
-        or the key is shorter than `min_prefix_length` and could never be found.
+        Counts as a use. None, with no effect, if it is refused: it is larger than the whole cache may be, pinned
+        entries take the room, or the key is shorter than `min_prefix_length` and could never be found.
         """
-        check_hints(hints)
         if not isinstance(namespace, str):
             raise TypeError(f"a namespace is a str, not {type(namespace).__name__}")
         data = self._kind.to_bytes(key)
         size = self._measure(payload) + 2 * len(data) + ENTRY_BYTES
         normalized, digest = self._kind.from_bytes(data), self._digest_of(data)
+        if not isinstance(digest, bytes):
+            raise TypeError(f"what digest_of returns must be bytes, not {digest!r}")
         with self._turn() as (now, evicted):
             entry = CacheEntry(normalized, payload, namespace, digest, size, now)
             old = self._entries.find(normalized, namespace)
@@ -138,7 +136,7 @@ class CacheManager(Generic[P]):
                 return None
             slot = self._put(entry) if old is None else self._put_in_place(entry, old)
             self._make_room(entry, now, evicted)
-            self._order.release(slot, now, hints=hints)
+            self._order.release(slot, now)
             if slot in self._entries.pinned:
                 self._order.hold(slot)
             self._counts["stores"] += 1
@@ -161,16 +159,15 @@ class CacheManager(Generic[P]):
                 self._entries.pin(slot)
             return slot is not None
 
-    def unpin(self, key: Key, *, namespace: str = "", hints: Hints | None = None) -> bool:
+    def unpin(self, key: Key, *, namespace: str = "") -> bool:
         """Unpin the entry with exactly this key, as used now; False if it was not pinned."""
-        check_hints(hints)
         wanted = self._normalized(key)
         with self._turn() as (now, _):
             slot = self._entries.find(wanted, namespace)
             if slot is None or slot not in self._entries.pinned:
                 return False
             self._entries.unpin(slot)
-            self._order.release(slot, now, hints=hints)
+            self._order.release(slot, now)
             return True
 
     def evict(self, count: int = 1) -> list[CacheEntry[P]]:
@@ -274,17 +271,16 @@ class CacheManager(Generic[P]):
 
     def _put(self, entry: CacheEntry[P]) -> int:
         """Add an entry, held. A group gets its quota once, and keeps it when its number is reused."""
-        key = recognition_key(entry.namespace, entry.content_key)  # may fail on a digest, so before any change
         slot, quota = self._entries.put(entry), self.config.max_entries_per_namespace
         namespace = self._entries.namespace(entry.namespace)
         assert namespace is not None
         if quota is None:
-            self._order.add(slot, key=key)
+            self._order.add(slot)
             return slot
         for group in range(self._num_limited, self._entries.num_groups):
             self._order.set_quota(group, quota)
         self._num_limited = self._entries.num_groups
-        self._order.add(slot, group=namespace.group, key=key)
+        self._order.add(slot, group=namespace.group)
         return slot
 
     def _put_in_place(self, entry: CacheEntry[P], slot: int) -> int:

@@ -27,7 +27,6 @@ def _of_fleet(text: str) -> Any:
 
 def simulate(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="Mooncake's format, a recorded day or a request log")],
-    policies: Annotated[str, typer.Option(help="eviction policies, e.g. lru,lfu [all; of a fleet lru]")] = "",
     capacities: Annotated[
         str, typer.Option(help="blocks, tokens (10M), shares (25%) or unlimited [six shares; of a fleet 25%]")
     ] = "",
@@ -64,7 +63,6 @@ def _run(given: dict[str, Any]) -> int:
     names = ("route", "tier", "arrivals", "saturate", "kill", "back", "seed", "prefill", *TIER_SPEEDS)
     _refuse(given, names, "needs --replicas")
     options = SimulateOptions(
-        policies=_listed(given["policies"]),
         capacities=_listed(given["capacities"]) or DEFAULT,
         ttls_s=[parse_duration(text) for text in _listed(given["ttl"])],
         disks=_listed(given["disk"]),
@@ -98,7 +96,6 @@ def _fleet_options(given: dict[str, Any]) -> FleetOptions:
         replicas=given["replicas"],
         routes=_listed(given.get("route", "")),
         tiers=_listed(given.get("tier", "")),
-        policies=_listed(given.get("policies", "")),
         capacities=_listed(given.get("capacities", "")),
         saturate_s=parse_duration(given["saturate"]) if "saturate" in given else None,
         death=Death(given["kill"], back_s) if "kill" in given else None,

@@ -1,4 +1,4 @@
-"""Plot of a simulation: the share of tokens each memory held, and how policies differ."""
+"""Plot of a simulation: the share of tokens each memory held, and how they differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = ("#1d3557", "#d62828", "#f77f00", "#2a9d8f", "#8d5fd3", "#7f4f24", "#e
 def plot_simulation(path: Path, found: Sequence[Found], trace: Trace) -> None:
     """Write a PNG: shares of tokens over hot capacity, and next to it the details too small to see there.
 
-    The details are each policy's gain over the first or, with a disk, what is found hot. The offline optimum of
+    The details are each arm's gain over the first or, with a disk, what is found hot. The offline optimum of
     blocks, in tokens, is dashed. Capacities larger than the trace are drawn at its size.
     """
     plots = pyplot()

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from rekindle.cache.eviction import POLICIES
 from rekindle.errors import ConfigError
 from rekindle.harness.plot import check_plot
 from rekindle.harness.record import Origin, append_lines
@@ -29,14 +28,12 @@ from rekindle_lab.simulate.simulation import Found, sweep
 from rekindle_lab.simulate.trace import Trace, TraceOptions
 
 Order = Literal["leaves", "free"]  # whether a block is evicted only after all its descendants
-EXPIRING = "ttl"  # evicts by deadline: without a time to live it is least recently used
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What to simulate, and further outputs. Empty sequences: the most informative policies and sizes."""
+    """What to simulate, and further outputs. Empty sequences: the most informative sizes."""
 
-    policies: Sequence[str] = ()
     capacities: Sequence[str] = DEFAULT
     ttls_s: Sequence[float] = ()
     disks: Sequence[str] = ()
@@ -46,16 +43,8 @@ class SimulateOptions:
     plot: Path | None = None
 
     def __post_init__(self) -> None:
-        unknown = [policy for policy in self.policies if policy not in POLICIES]
-        if unknown:
-            raise ConfigError(f"no policy is called {unknown[0]!r}: choose of {', '.join(POLICIES)}")
         if any(ttl <= 0 for ttl in self.ttls_s):
             raise ConfigError("a time to live must be above 0")
-
-    def chosen_policies(self) -> list[str]:
-        """Return the given policies without duplicates, else all that can differ."""
-        every = [policy for policy in POLICIES if policy != EXPIRING or self.ttls_s]
-        return list(dict.fromkeys(self.policies or every))
 
 
 def run_simulate(path: Path, options: SimulateOptions, console: Console) -> int:
@@ -118,13 +107,12 @@ def _sweep(trace: Trace, options: SimulateOptions, bar: Progress) -> list[Found]
         raise ConfigError(f"{trace.name} does not say when its requests came: --ttl has no meaning for it")
     if not trace.blocks:
         raise ConfigError(f"{trace.name} has no blocks of {trace.block_tokens} tokens: there is nothing to hold")
-    policies = options.chosen_policies()
     capacities = parse_capacities(options.capacities, trace)
     disks = parse_capacities(options.disks, trace) or [0]
     ttls: Sequence[float | None] = options.ttls_s or (None,)
-    num_runs = (len(policies) * len(ttls) + 1) * len(disks) * len(capacities)
+    num_runs = (len(ttls) + 1) * len(disks) * len(capacities)
     task = bar.add_task(f"{num_runs} memories, requests", total=num_runs * len(trace.requests))
-    return sweep(trace, policies, capacities, ttls=ttls, disks=disks, progress=lambda done: bar.advance(task, done))
+    return sweep(trace, capacities, ttls=ttls, disks=disks, progress=lambda done: bar.advance(task, done))
 
 
 def _deliver(path: Path, trace: Trace, found: Sequence[Found], options: SimulateOptions, console: Console) -> None:

@@ -16,19 +16,21 @@ from rekindle_lab.simulate.optimum import optimal_hits
 from rekindle_lab.simulate.tier import Tier
 from rekindle_lab.simulate.trace import Trace, TraceRequest
 
-OPTIMUM = "offline optimum"
+Policy = Literal["lru", "offline optimum"]
+LRU: Policy = "lru"  # the server's order
+OPTIMUM: Policy = "offline optimum"
 STEP = 64  # requests between two calls of `progress`
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What to simulate: a policy, the hot tier's blocks, the disk's (0: no disk), and a time to live."""
+    """What to simulate: the hot tier's blocks, the disk's (0: no disk), a time to live, and what is evicted."""
 
-    policy: str
     num_blocks: int
     disk_blocks: int = 0
     ttl_s: float | None = None
+    policy: Policy = LRU
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def simulate(trace: Trace, memory: Memory, *, progress: Progress = lambda done: 
         found = _sum(trace, depths, progress)
     else:
         clock = _Clock()
-        tiers = [Tier(trace, size, policy=memory.policy, ttl_s=memory.ttl_s, clock=clock) for size in sizes]
+        tiers = [Tier(trace, size, ttl_s=memory.ttl_s, clock=clock) for size in sizes]
         found = _sum(trace, _run(trace.requests, tiers, clock), progress)
         num_evictions = tiers[0].num_evictions
     (hot_blocks, hot_tokens), (all_blocks, all_tokens) = found
@@ -121,14 +123,13 @@ def _sum(trace: Trace, depths: Iterable[tuple[int, ...]], progress: Progress) ->
 
 def sweep(
     trace: Trace,
-    policies: Sequence[str],
     capacities: Sequence[int],
     *,
     ttls: Sequence[float | None] = (None,),
     disks: Sequence[int] = (0,),
     progress: Progress = lambda done: None,
 ) -> list[Found]:
-    """Simulate every policy with every time to live, disk and capacity, then the optimum of each disk and capacity."""
-    wanted = [Memory(p, size, disk, ttl) for p, ttl, disk, size in product(policies, ttls, disks, capacities)]
-    wanted += [Memory(OPTIMUM, size, disk) for disk, size in product(disks, capacities)]
+    """Simulate every time to live, disk and capacity, then the optimum of each disk and capacity."""
+    wanted = [Memory(size, disk, ttl) for ttl, disk, size in product(ttls, disks, capacities)]
+    wanted += [Memory(size, disk, policy=OPTIMUM) for disk, size in product(disks, capacities)]
     return [simulate(trace, memory, progress=progress) for memory in wanted]

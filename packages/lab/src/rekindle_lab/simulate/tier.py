@@ -15,7 +15,7 @@ from rekindle_lab.simulate.trace import Trace
 
 
 class Tier:
-    """Stores `num_blocks`; `policy` decides the eviction order, `ttl_s` how long a block may stay unused.
+    """Stores `num_blocks`; `ttl_s` says how long a block may stay unused.
 
     `clock` is used only for lifetimes; without them uses are counted, as in the server, whatever the time between
     them. Call `hold`, `add`, `release` for each request. That uses each of its blocks once, the last block first, so
@@ -23,7 +23,7 @@ class Tier:
     """
 
     def __init__(
-        self, trace: Trace, num_blocks: int, *, policy: str, ttl_s: float | None, clock: Callable[[], float]
+        self, trace: Trace, num_blocks: int, *, ttl_s: float | None = None, clock: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._blocks = trace.blocks
         self._clock = clock
@@ -32,7 +32,7 @@ class Tier:
         size = min(num_blocks, len(trace.blocks)) + self._num_spare  # more would stay free forever
         block_tokens = len(trace.blocks[0].ids) if trace.blocks else 1
         used_at = None if ttl_s is None else clock
-        self._pool = BlockPool(max(size, 1), block_tokens, policy=policy, clock=used_at, ttl=ttl_s)
+        self._pool = BlockPool(max(size, 1), block_tokens, clock=used_at, ttl=ttl_s)
         self._held: list[int] = []
         self._spare: list[int] = []
         self._refill()

@@ -47,7 +47,6 @@ class Plan:
     route: Route
     hot_blocks: int
     tier_blocks: int = 0
-    policy: str = "lru"
     arrivals: float = 1.0
     death: Death | None = None
     seed: int = 0
@@ -112,8 +111,7 @@ class _Fleet:
         return FleetRun(self._trace, self._plan, tuple(self._served), busy_s, traffic, evictions)
 
     def _memory(self) -> Tier:
-        num_blocks = self._plan.hot_blocks // self._plan.num_replicas
-        return Tier(self._trace, num_blocks, policy=self._plan.policy, ttl_s=None, clock=lambda: 0.0)
+        return Tier(self._trace, self._plan.hot_blocks // self._plan.num_replicas)
 
     def _announce(self) -> None:
         """Put every arrival and the death into the heap."""

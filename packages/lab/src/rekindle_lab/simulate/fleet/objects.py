@@ -42,7 +42,7 @@ class ObjectTier:
 
     def __init__(self, trace: Trace, num_blocks: int) -> None:
         self._trace = trace
-        self._tier = _lru(trace, num_blocks) if num_blocks else None
+        self._tier = Tier(trace, num_blocks) if num_blocks else None
         self.traffic = Traffic()
 
     @property
@@ -80,7 +80,3 @@ class ObjectTier:
         """Assert the tier's invariants."""
         if self._tier:
             self._tier.check()
-
-
-def _lru(trace: Trace, num_blocks: int) -> Tier:
-    return Tier(trace, num_blocks, policy="lru", ttl_s=None, clock=lambda: 0.0)

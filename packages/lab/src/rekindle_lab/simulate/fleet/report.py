@@ -57,7 +57,7 @@ def describe_fleet(plan: Plan, trace: Trace) -> str:
     dying = "" if death is None else f"; one dies after {100 * death.after:g} % of the requests{back}"
     return (
         f"{plan.num_replicas} replica{'s' if plan.num_replicas > 1 else ''}, hot memory of {plan.hot_blocks:,} blocks "
-        f"({show_tokens(plan.hot_blocks * trace.block_tokens)} tokens) in all, {each:,} each, {plan.policy}{dying}"
+        f"({show_tokens(plan.hot_blocks * trace.block_tokens)} tokens) in all, {each:,} each{dying}"
     )
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from rekindle.cache.eviction import POLICIES
 from rekindle.errors import ConfigError
 from rekindle.harness.record import Origin, append_lines
 from rekindle_lab.simulate.capacities import parse_capacities, parse_capacity
@@ -36,15 +35,14 @@ DEFAULT_HOT = ("25%",)
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Which fleets to simulate: every policy and capacity with every route and tier, and further outputs.
+    """Which fleets to simulate: every capacity with every route and tier, and further outputs.
 
-    Empty sequences: the server's policy, a quarter of the trace, the route by session, no tier.
+    Empty sequences: a quarter of the trace, the route by session, no tier.
     """
 
     replicas: int
     routes: Sequence[str] = ()
     tiers: Sequence[str] = ()
-    policies: Sequence[str] = ()
     capacities: Sequence[str] = ()
     arrivals: float = 1.0
     saturate_s: float | None = None
@@ -55,10 +53,9 @@ class FleetOptions:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for names, known, what in ((self.routes, ROUTES, "route"), (self.policies, POLICIES, "policy")):
-            unknown = [name for name in names if name not in known]
-            if unknown:
-                raise ConfigError(f"no {what} is called {unknown[0]!r}: choose of {', '.join(known)}")
+        unknown = [name for name in self.routes if name not in ROUTES]
+        if unknown:
+            raise ConfigError(f"no route is called {unknown[0]!r}: choose of {', '.join(ROUTES)}")
         if self.replicas < 1:
             raise ConfigError(f"--replicas must be 1 at least, not {self.replicas}")
         if not (math.isfinite(self.arrivals) and self.arrivals > 0):
@@ -87,7 +84,7 @@ def run_fleets(path: Path, options: FleetOptions, console: Console) -> int:
             tables.append([_arm(trace, plan, options, bar) for plan in group])
     for arms in tables:
         plans = [arm.run.plan for arm in arms]
-        memories = dict.fromkeys(Memory(plan.policy, plan.hot_blocks, plan.tier_blocks) for plan in plans)
+        memories = dict.fromkeys(Memory(plan.hot_blocks, plan.tier_blocks) for plan in plans)
         print_arms(console, arms, [simulate(trace, memory) for memory in memories], options.speeds)
         if options.saturate_s is not None:
             print_curve(console, arms, options.saturate_s)
@@ -113,12 +110,10 @@ def _plans(trace: Trace, options: FleetOptions) -> list[list[Plan]]:
     tiers = sorted({0 if text.lower() in NO_TIER else parse_capacity(text, trace) for text in options.tiers or NO_TIER})
     routes: list[Route] = [route for route in ROUTES if route in (options.routes or ("session",))]
     tables = []
-    for policy, hot in product(
-        options.policies or ("lru",), parse_capacities(options.capacities or DEFAULT_HOT, trace)
-    ):
+    for hot in parse_capacities(options.capacities or DEFAULT_HOT, trace):
         if hot < options.replicas:
             raise ConfigError(f"{hot:,} blocks are less than one for each of {options.replicas:,} replicas")
-        base = Plan(options.replicas, "session", hot, 0, policy, options.arrivals, options.death, options.seed)
+        base = Plan(options.replicas, "session", hot, 0, options.arrivals, options.death, options.seed)
         tables.append([replace(base, tier_blocks=tier, route=route) for tier, route in product(tiers, routes)])
     return tables
 
