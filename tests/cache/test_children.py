@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rekindle.cache.blocks.children import ChildIndex
+from rekindle.cache.blocks.columns import IdRows
 from rekindle.cache.blocks.hashing import id_bytes
-from rekindle.cache.blocks.id_column import IdRows
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 10

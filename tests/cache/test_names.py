@@ -7,8 +7,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rekindle.cache.blocks.columns import HashColumn
 from rekindle.cache.blocks.contents import Roots
-from rekindle.cache.blocks.hash_column import HashColumn
 from rekindle.cache.blocks.hashing import BlockHash
 
 NUM_SLOTS = 7

@@ -11,9 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockCopy, BlockTable
-from rekindle.cache.blocks.windows import ABSENT, WindowSlots, first_needed, kept_blocks
+from rekindle.cache.blocks.windows import ABSENT, WindowSlots, first_needed, kept_blocks, resume_position
 from rekindle.spec import STATE_WINDOW
 
 SIZE, NUM_BLOCKS = 4, 14

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rekindle.cache.blocks.token_ids import Ids
+from rekindle.cache.blocks.hashing import Ids
 from rekindle.engine.request import Request
 from tests.exactness.rig import Rig
 

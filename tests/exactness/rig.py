@@ -16,9 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rekindle.cache.blocks.hashing import chain_hashes
+from rekindle.cache.blocks.hashing import Ids, chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.cache.blocks.token_ids import Ids
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.load import load_model
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.kv.arena import KVArena
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import KVLayout, LayerSpec

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, root_hash, tail_hash
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, chain_hashes, root_hash, tail_hash
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle.store.records import RecordFormat

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
 from rekindle.kv.payload import BlockPayload
 from rekindle.store.records import PAGE, BadRecord, RecordFormat
 from tests.store.chains import LAYOUT, SIZE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
 from rekindle.spec import KVLayout, LayerSpec, StateSpec, StateTensor
 from rekindle.store.records import RecordFormat
 from rekindle.store.staging import StagingBuffer

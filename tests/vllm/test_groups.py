@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
 from rekindle.cache.blocks.windows import kept_blocks
 from rekindle.spec import STATE_WINDOW
 from rekindle.store.values import Place, StoredBlock

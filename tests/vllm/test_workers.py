@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.cache.blocks.hashing import chain_hashes
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockIdentity, chain_hashes
 from rekindle.errors import ConfigError
 from rekindle_vllm.names import HeadShape, record_layout
 from rekindle_vllm.ports import OwnerServer, SocketPort

@@ -40,7 +40,7 @@ WINDOWS: tuple[Mutant, ...] = (
     ),
     one(
         "resumed without one of two windows",
-        "cache/blocks/resume.py",
+        "cache/blocks/windows.py",
         "        position, at = missing * block_tokens, 0\n",
         "        position, at = missing * block_tokens, at + 1\n",
         SLOTS,

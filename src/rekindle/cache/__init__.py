@@ -4,10 +4,11 @@ Usable on its own: needs only numpy and imports in milliseconds; knows neither t
 docs/cache.md.
 """
 
-from rekindle.cache.blocks.copying import BlockCopy
+from rekindle.cache.blocks.contents import BlockCopy
 from rekindle.cache.blocks.hashing import (
     HASH_BYTES,
     BlockHash,
+    BlockIdentity,
     TokenIds,
     block_hash,
     chain_hashes,
@@ -15,11 +16,9 @@ from rekindle.cache.blocks.hashing import (
     root_hash,
     tail_hash,
 )
-from rekindle.cache.blocks.identity import BlockIdentity
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable, Published
-from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.cache.blocks.windows import WindowSlots, resume_position
 from rekindle.cache.eviction import EvictionOrder, KeyedOrder
 from rekindle.cache.library.batch import BatchAnalysis, SharedPrefix, analyze_batch
 from rekindle.cache.library.entries import CacheConfig, CacheEntry, CacheStats, PrefixMatch, content_key

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Unpack
 
 from rekindle.agent_ids import check_new_agent_id
-from rekindle.cache.blocks.token_ids import Ids
+from rekindle.cache.blocks.hashing import Ids
 from rekindle.engine import agent_admin
 from rekindle.engine.calls import (
     ChatKeywords,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from rekindle.agent_ids import check_agent_id, check_new_agent_id
-from rekindle.cache.blocks.token_ids import Ids
+from rekindle.cache.blocks.hashing import Ids
 from rekindle.config import Settings, SettingsKeywords, SettingsWithoutModel
 from rekindle.engine import agent_admin
 from rekindle.engine.agent import Agent

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from rekindle.cache.blocks.token_ids import Ids, token_ids
+from rekindle.cache.blocks.hashing import Ids, token_ids
 from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import ToolChoice, steered, strict_functions
 from rekindle.engine.types import ChatResult, Delta, GenerationRequest, Reuse

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import HASH_BYTES
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockIdentity
 
 
 @dataclass(frozen=True, slots=True, eq=False)

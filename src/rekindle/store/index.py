@@ -19,8 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.damage import IndexDamage
 from rekindle.store.schema import (

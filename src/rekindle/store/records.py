@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.blocks.hashing import BlockHash, id_bytes
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, id_bytes
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import SECTION_ALIGN, Format, KVLayout
 

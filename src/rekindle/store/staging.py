@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.store.records import RecordFormat
 from rekindle.store.values import StagedBlock
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds, chain_hashes, tail_hash
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, chain_hashes, tail_hash
 from rekindle.tier.names import head_name, purged_name
 from rekindle.tier.sealing import BadObject, Version
 

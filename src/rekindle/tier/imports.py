@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, read_head
 from rekindle.tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import TokenIds
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockIdentity, TokenIds
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import KVLayout
 from rekindle.store.records import BadRecord, RecordFormat

@@ -20,8 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.values import SequenceRecord, StagedBlock, StoredBlock, StoreStats

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds, block_hash, token_ids
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, block_hash, token_ids
 from rekindle.store.values import StoredBlock
 from rekindle_vllm.names import Scope
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 
-from rekindle.cache.blocks.id_column import ID_BYTES, IdRows
+from rekindle.cache.blocks.columns import ID_BYTES, IdRows
 
 NO_PARENT = -1
 EMPTY = 2**31 - 1

@@ -11,11 +11,11 @@ when it got its first child; it stays a root while it has one, so that children 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from rekindle.cache.blocks.children import ChildIndex
-from rekindle.cache.blocks.hash_column import HashColumn, not_a_hash
+from rekindle.cache.blocks.columns import HashColumn, IdRows, not_a_hash
 from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, TokenIds, id_bytes
-from rekindle.cache.blocks.id_column import IdRows
 
 HashFn = Callable[[BlockHash, TokenIds], BlockHash]
 
@@ -213,3 +213,12 @@ class BlockContents:
         if number < self._num_blocks:
             return self._hashes.has(number, value)
         return self._roots.get(number) == value
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first `num_tokens` tokens of block `source` to block `target`, all parts and layers."""
+
+    source: int
+    target: int
+    num_tokens: int

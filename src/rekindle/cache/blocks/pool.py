@@ -18,11 +18,9 @@ from itertools import count
 from operator import index
 from typing import Any
 
-from rekindle.cache.blocks.contents import BlockContents, HashFn, check_hash
-from rekindle.cache.blocks.copying import BlockCopy
-from rekindle.cache.blocks.free import FreeList
+from rekindle.cache.blocks.columns import ID_BYTES, FreeList
+from rekindle.cache.blocks.contents import BlockContents, BlockCopy, HashFn, check_hash
 from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, block_hash, id_bytes, tail_hash, token_ids
-from rekindle.cache.blocks.id_column import ID_BYTES
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.cache.eviction.order import EvictionOrder
 

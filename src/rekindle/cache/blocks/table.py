@@ -19,10 +19,9 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from rekindle.cache.blocks.contents import BlockCopy as BlockCopy
 from rekindle.cache.blocks.contents import check_hash
-from rekindle.cache.blocks.copying import BlockCopy as BlockCopy
-from rekindle.cache.blocks.hashing import BlockHash, Ids, TokenIds, token_ids
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.windows import blocks_with_slots, first_held, first_needed
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from rekindle.cache.blocks.token_ids import Ids, TokenIds, encoded_ids
+from rekindle.cache.blocks.hashing import Ids, TokenIds, encoded_ids
 
 Keys = Literal["ids", "bytes", "text"]
 Key = Ids | bytes | str

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.cache.blocks.resume import resume_position
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.cache.blocks.windows import WindowSlots, first_needed, kept_blocks
+from rekindle.cache.blocks.windows import WindowSlots, first_needed, kept_blocks, resume_position
 from rekindle.spec import KVLayout
 from rekindle.store.warm import StoredBlock
 

@@ -19,8 +19,7 @@ from threading import Event
 import numpy as np
 import torch
 
-from rekindle.cache.blocks.hashing import chain_hashes, root_hash
-from rekindle.cache.blocks.identity import BlockIdentity
+from rekindle.cache.blocks.hashing import BlockIdentity, chain_hashes, root_hash
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
