@@ -1,9 +1,7 @@
 """Every setting. Each component receives only its own part. Knows no torch and no HTTP."""
 
-from rekindle.config.backend import BackendKind, BackendSettings
+from rekindle.config.access import DEFAULT_NAMESPACE, is_loopback
 from rekindle.config.catalog import ENV_PREFIX, GONE, SETTINGS, KnownSetting
-from rekindle.config.hosts import is_loopback
-from rekindle.config.keys import DEFAULT_NAMESPACE
 from rekindle.config.keywords import SettingsKeywords, SettingsWithoutModel
 from rekindle.config.loading import Settings
 from rekindle.config.parts import (
@@ -23,9 +21,9 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.sizes import parse_size, show_bytes
+from rekindle.config.services import BackendKind, BackendSettings, TierSettings
+from rekindle.config.setting import parse_size, show_bytes
 from rekindle.config.store_places import NUM_SLOTS, is_slot, slot_directory, slot_numbers
-from rekindle.config.tier import TierSettings
 
 __all__ = [
     "DEFAULT_NAMESPACE",

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
-from rekindle.config.backend import BackendSettings
 from rekindle.config.parts import (
     CacheSettings,
     EngineSettings,
@@ -15,8 +14,8 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
+from rekindle.config.services import BackendSettings, TierSettings
 from rekindle.config.setting import KEY, Setting, kinds
-from rekindle.config.tier import TierSettings
 
 ENV_PREFIX = "REKINDLE_"
 # What is not set any more, and what holds instead.

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
 
-from rekindle.config.backend import BackendSettings
+from rekindle.config.access import parse_api_keys
 from rekindle.config.catalog import ENV_PREFIX, GONE, SECTIONS, SETTINGS
-from rekindle.config.keys import parse_api_keys
 from rekindle.config.parts import (
     CacheSettings,
     EngineSettings,
@@ -23,9 +22,8 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.setting import check_kind, is_secret, shortened
-from rekindle.config.sizes import parse_size
-from rekindle.config.tier import TierSettings
+from rekindle.config.services import BackendSettings, TierSettings
+from rekindle.config.setting import check_kind, is_secret, parse_size, shortened
 from rekindle.errors import ConfigError
 from rekindle.keywords import did_you_mean
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rekindle.config.hosts import is_host, is_loopback
-from rekindle.config.keys import DEFAULT_NAMESPACE, check_keys, check_secret
+from rekindle.config.access import DEFAULT_NAMESPACE, check_keys, check_secret, is_host, is_loopback
 from rekindle.config.setting import Bounds, above, at_least, check_fields, computing, need, setting
 from rekindle.config.store_places import check_slot, data_directory, slot_directory, store_directory
 

@@ -1,4 +1,4 @@
-"""Metadata of a setting, stored with its field: its meaning and its bounds.
+"""Metadata of a setting, stored with its field: its meaning and its bounds; sizes such as `4GiB`.
 
 Help texts, docs/settings.md and the checks of a part are all derived from it.
 """
@@ -6,18 +6,45 @@ Help texts, docs/settings.md and the checks of a part are all derived from it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rekindle.config.sizes import MOST
 from rekindle.errors import ConfigError
 
 T = TypeVar("T")
 KEY = "setting"
+MOST = (1 << 63) - 1  # for every integer setting: what files, counters and SQLite hold
+MOST_DIGITS = 40
+UNITS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def parse_size(value: int | str) -> int:
+    """Return the bytes of `4096`, `"512MB"` (powers of 1000) or `"1.5GiB"` (powers of 1024)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value.lower()) if isinstance(value, str) else None
+    if match is None or match[2] not in UNITS or len(match[1]) > MOST_DIGITS:
+        raise ConfigError(f"{value!r} is not a size: write a number of bytes, 512MB or 4GiB")
+    return int(Fraction(match[1]) * UNITS[match[2]])
+
+
+def show_bytes(count: float) -> str:
+    """`3.4 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 @dataclass(frozen=True, slots=True)

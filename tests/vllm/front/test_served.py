@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.config.backend import BackendSettings
+from rekindle.config.services import BackendSettings
 from rekindle.errors import ConfigError
 from rekindle_vllm.front.client import Address, Backend
 from rekindle_vllm.front.served import Served, check_tokens

@@ -1,14 +1,16 @@
-"""Parses API keys and the namespaces they open, and checks the store's secret.
+"""Who has access: API keys and the namespaces they open, the store's secret, names of hosts.
 
-They are a table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a
+Keys are a table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a
 flag, which every user of the machine could read.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from rekindle.config.setting import need
 from rekindle.errors import ConfigError
@@ -66,3 +68,26 @@ def check_keys(api_key: str | None, api_keys: Mapping[str, str], admin_key: str 
         if key in owners:
             raise ConfigError(f"{owners[key]} and {name} are the same key: each needs its own")
         owners[key] = name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_host(text: str) -> bool:
+    """Whether `text` is a valid Host header: a name or address, with or without a port; IPv6 in brackets."""
+    try:
+        parts = urlsplit(f"//{text}")
+        has_port = parts.port is not None
+    except ValueError:
+        return False
+    name = parts.hostname or ""
+    whole = (f"[{name}]" if ":" in name else name) + (f":{parts.port}" if has_port else "")
+    is_name = re.fullmatch(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?", name) is not None
+    return (is_name or ":" in name) and whole == text.lower()
