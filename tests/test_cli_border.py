@@ -23,7 +23,7 @@ from rekindle.config import ServerSettings
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.harness.client import free_port
 from rekindle.model import device
-from rekindle.server.log_output import logging_to
+from rekindle.server.observers.log import logging_to
 from rekindle_pocket import MODEL_DIR
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rekindle.server.log_output import FIELDS, TextLines
+from rekindle.server.observers.log import FIELDS, TextLines
 from tests.server.conftest import Served
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure

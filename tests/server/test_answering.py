@@ -17,9 +17,8 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
-from rekindle.server.answers.answer import LARGE_BODY, Answer, accepted, submit_all
+from rekindle.server.answers.answer import LARGE_BODY, Answer, Stamp, accepted, submit_all
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.reply import Stamp
 from rekindle.server.errors import HttpError
 from rekindle.server.gate.caller import Access, Caller, grant
 from rekindle.server.observers.log import LogWatch, RequestLog, TurnLog

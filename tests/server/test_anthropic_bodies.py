@@ -14,9 +14,8 @@ from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.anthropic.calls import ModelSide, parse_count, parse_messages
-from rekindle.server.anthropic.habits import TemplateHabits, find_habits
+from rekindle.server.anthropic.conversation import TemplateHabits, find_habits, reasoning_of, sign
 from rekindle.server.anthropic.reply import Blocks
-from rekindle.server.anthropic.signatures import reasoning_of, sign
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.text.messages import Message, ToolCall

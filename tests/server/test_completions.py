@@ -13,7 +13,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
-from rekindle.server.answers.reply import Stamp
+from rekindle.server.answers.answer import Stamp
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_completion
 from rekindle.server.openai.models import TextCompletion

@@ -8,7 +8,7 @@ import ollama
 import pytest
 
 from rekindle.config import ServerSettings
-from rekindle.server.hints import UNMANAGED
+from rekindle.server.errors import UNMANAGED
 from rekindle.server.ollama.catalogue import rounded
 from rekindle.server.ollama.models import OllamaModelCard, OllamaRunning, OllamaTags
 from tests.server.conftest import Served, serving

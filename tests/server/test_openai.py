@@ -12,13 +12,12 @@ from rekindle.engine.types import Delta, Report, Timings
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import SamplingParams
+from rekindle.server.answers.answer import Stamp, headers_of
 from rekindle.server.answers.choice import Choice
-from rekindle.server.answers.reply import Stamp, headers_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import ChatCall, parse_chat, parse_completion
-from rekindle.server.openai.chat import ChatReply
 from rekindle.server.openai.models import ChatChunk, ChatCompletion
-from rekindle.server.openai.parts import usage_of
+from rekindle.server.openai.replies import ChatReply, usage_of
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.envelope import EnvelopeForm
 

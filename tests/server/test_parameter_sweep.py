@@ -14,7 +14,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import BODIES, PARAMETERS, SamplingParams
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
-from rekindle.server.anthropic.habits import TemplateHabits
+from rekindle.server.anthropic.conversation import TemplateHabits
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.calls import ModelSide as OllamaSide
 from rekindle.server.ollama.calls import parse_chat as ollama_chat

@@ -19,12 +19,11 @@ from rekindle.config import ServerSettings
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.errors import BadRequest, Cancelled, RekindleError, Timeout
-from rekindle.server.answers.answer import Answer
-from rekindle.server.answers.reply import Stamp
+from rekindle.server.answers.answer import Answer, Stamp
 from rekindle.server.gate.caller import Caller
 from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_chat
-from rekindle.server.openai.chat import ChatReply
+from rekindle.server.openai.replies import ChatReply
 from rekindle.text.replies import ReplyFormat
 from tests.given import settings_of
 from tests.server.conftest import Served, serving

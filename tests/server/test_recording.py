@@ -17,7 +17,7 @@ from rekindle.errors import BadRequest, ConfigError
 from rekindle.server import dayfile, recording
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, read_day
 from rekindle.server.gate.caller import Caller
-from rekindle.server.openai.parts import message_of
+from rekindle.server.openai.replies import message_of
 from rekindle.server.recording import MAX_QUEUED, RETRY_S, Recorder
 from rekindle.text.messages import Message, ToolCall
 from tests.engine.dying import Panic

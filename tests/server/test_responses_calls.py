@@ -15,7 +15,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, FinishReason, Progress
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
-from rekindle.server.answers.reply import Stamp
+from rekindle.server.answers.answer import Stamp
 from rekindle.server.errors import Problem
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.calls import ResponseCall, parse_response

@@ -10,9 +10,9 @@ import pytest
 from rekindle.engine.tool_choice import ToolChoice, steered
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.server.answers.steering import parse_tool_choice, template_kwargs
+from rekindle.server.answers.options import parse_tool_choice, template_kwargs
 from rekindle.server.anthropic.calls import ModelSide, parse_messages
-from rekindle.server.anthropic.habits import TemplateHabits
+from rekindle.server.anthropic.conversation import TemplateHabits
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import parse_chat
 from rekindle.server.responses.calls import parse_response

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from rekindle.config import ServerSettings
 from rekindle.server.gate.guard import Guard
-from rekindle.server.gate.tenants import TenantRequests
+from rekindle.server.gate.limits import TenantRequests
 
 KEYS = {"a": "key-a", "b": "key-b"}
 WAIT_S = 60.0

@@ -48,7 +48,7 @@ CLIENTS = (
     ),
     one(
         "an alias before the name itself",
-        "server/openai/aliases.py",
+        "server/openai/calls.py",
         "if given.get(name) is None and value is not None:",
         "if value is not None:",
         f"{SWEEP}::test_other_names_mean_the_same",

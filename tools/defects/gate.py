@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.defects.mutant import Mutant, one
 
-CALLER, GUARD, LIMITS, TENANTS = (f"server/gate/{name}.py" for name in ("caller", "guard", "limits", "tenants"))
+CALLER, GUARD, LIMITS = (f"server/gate/{name}.py" for name in ("caller", "guard", "limits"))
 OF_GUARD, OF_LIMITS, OF_TENANTS, OF_IDS = (
     f"tests/server/test_{name}.py" for name in ("guard", "limits", "tenants", "agent_ids")
 )
@@ -83,7 +83,7 @@ GATE: tuple[Mutant, ...] = (
     ),
     one(
         "a tenant's requests that never end",
-        TENANTS,
+        LIMITS,
         "            self._under_way[access.namespace] -= 1\n",
         "            pass\n",
         f"{OF_TENANTS}::test_one_tenant_has_half_of_the_connections_under_way",

@@ -54,7 +54,7 @@ OLLAMA = (
     ),
     one(
         "a result with the id of another call",
-        "server/ollama/conversation.py",
+        "server/ollama/calls.py",
         "                left.remove(call)\n",
         "",
         f"{BODIES}::test_results_have_the_ids_of_their_calls",

@@ -383,7 +383,7 @@ SERVING = (
     ),
     one(
         "tokens that were read counted as created, too",
-        "server/anthropic/usage.py",
+        "server/anthropic/reply.py",
         "max(0, max(before, default=0) - reused)",
         "max(before, default=0)",
         "tests/server/test_anthropic.py::test_marked_prefixes_are_created_once_and_read_then",

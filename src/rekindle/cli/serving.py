@@ -43,7 +43,7 @@ def lasting_heap() -> Iterator[Callable[[], None]]:
 @with_settings()
 def serve(settings: Settings) -> int:
     """Serve a model over HTTP until a signal; all conversations are on disk when it stops."""
-    from rekindle.server.log_output import logging_to
+    from rekindle.server.observers.log import logging_to
 
     with logging_to(settings.server, sys.stderr):
         try:

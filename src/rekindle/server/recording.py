@@ -23,7 +23,7 @@ from rekindle.errors import ConfigError
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, known_header
 from rekindle.server.errors import problem_of
 from rekindle.server.gate.caller import Caller
-from rekindle.server.openai.parts import message_of
+from rekindle.server.openai.replies import message_of
 from rekindle.text.messages import Message
 from rekindle.worker import Death, Worker
 

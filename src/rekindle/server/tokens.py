@@ -20,10 +20,9 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import off_loop, read_body
-from rekindle.server.answers.steering import template_kwargs
+from rekindle.server.answers.options import template_kwargs
 from rekindle.server.answers.validation import Items, StrictModel, validated
-from rekindle.server.border import Router
-from rekindle.server.json_body import parse_json
+from rekindle.server.border import Router, parse_json
 from rekindle.server.models import ServedModel
 from rekindle.text.messages import normalise_messages
 from rekindle.text.omissions import Omissions

@@ -19,16 +19,14 @@ from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.server.agents.routes import PREFIX, Agent, Body
 from rekindle.server.answers.answer import Answer, accepted
 from rekindle.server.answers.choice import Choice
-from rekindle.server.answers.extension import RekindleReport
-from rekindle.server.answers.functions import Tool, read_functions
-from rekindle.server.answers.steering import template_fields, template_kwargs
+from rekindle.server.answers.options import RekindleReport, Tool, read_functions, template_fields, template_kwargs
 from rekindle.server.answers.validation import Items, validated
 from rekindle.server.border import Router
 from rekindle.server.gate.caller import Caller, Namespace, unnamed
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer
 from rekindle.server.openai.bodies import Messages
-from rekindle.server.openai.parts import DataEvents
+from rekindle.server.openai.replies import DataEvents
 from rekindle.text.messages import Message, normalise_messages
 from rekindle.text.omissions import Omissions
 

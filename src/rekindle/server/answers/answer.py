@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -22,22 +22,88 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
-from rekindle.engine.types import GenerationRequest, Report
+from rekindle.engine.types import Delta, GenerationRequest, Progress, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
-from rekindle.server.answers.reply import Reply, Stamp, headers_of
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
-from rekindle.server.border import in_thread
+from rekindle.server.border import in_thread, parse_json
 from rekindle.server.errors import HttpError, Problem, invalid, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
-from rekindle.server.json_body import parse_json
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer, RequestWatch
 from rekindle.text.length import PromptBound
+from rekindle.text.messages import Message
 from rekindle.worker import contained
 
 LARGE_BODY = 256 << 10  # bytes: a body up to this size costs the event loop a few milliseconds
 Value = TypeVar("Value")
 Submitted = TypeVar("Submitted")
+
+
+# The interface that each dialect implements to encode an answer.
+#
+# The dialects encode the engine's deltas and know no HTTP; `Answer` follows the generations and sends what the reply
+# returns.
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The fields that every chunk of a completion repeats: id, creation time (Unix seconds), served model."""
+
+    id: str
+    created: int
+    model: str
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the common start of a completion or chunk."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class Reply(Protocol):
+    """One answer in one dialect, built from the deltas of its choices."""
+
+    @property
+    def events(self) -> Literal["data", "typed", "lines"]:
+        """How a stream has its events: as bare data lines that end with [DONE], named by the `type` of their payload,
+        or as lines of JSON."""
+
+    def opened(self, progress: Progress) -> list[dict[str, Any]]:
+        """Return the events to send during prefill; called at most once, before the first delta."""
+
+    def beat(self, progress: Progress | None) -> bytes:
+        """Return an encoded keep-alive; `progress` None: prefill has not begun, or the reply is being generated."""
+
+    def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+        """Return the events of one delta of a choice."""
+
+    def has_ended(self, index: int) -> bool:
+        """Whether this choice is complete before its generation is."""
+
+    def message(self, index: int) -> Message:
+        """Return the content of a choice as a client would send it back."""
+
+    def ending(self) -> list[dict[str, Any]]:
+        """Return the closing events, when all choices have finished."""
+
+    def broken(self, problem: Problem) -> list[dict[str, Any]]:
+        """Return the events that report an error after the head was sent."""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole answer, when all choices have finished."""
+
+
+def headers_of(known: Report | Progress) -> dict[str, str]:
+    """Return response headers with the outcome, for clients that drop unknown fields."""
+    return {
+        "X-Rekindle-Outcome": known.outcome,
+        "X-Rekindle-Reused": str(known.reused_tokens),
+        "X-Rekindle-Source": known.source or "none",
+    }
+
+
+def progress_text(progress: Progress) -> str:
+    """Describe the progress of a prefill in words."""
+    done = progress.reused_tokens + progress.computed_tokens
+    return f"prefill {done} of {progress.prompt_tokens} tokens, {progress.reused_tokens} of them reused"
 
 
 async def read_body(request: Request) -> bytes:

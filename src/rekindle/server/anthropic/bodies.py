@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from rekindle.model.params import MAX_STOPS
-from rekindle.server.answers.extension import RekindleOptions
+from rekindle.server.answers.options import RekindleOptions
 from rekindle.server.answers.validation import Items, OpenModel, StrictModel
 
 MAX_MESSAGES = 100_000  # Anthropic's own limit

@@ -11,10 +11,7 @@ from rekindle.engine.tool_choice import steered
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
-from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.formats import only, read_format
-from rekindle.server.answers.sampling import sampling_in
-from rekindle.server.answers.steering import effort_kwargs
+from rekindle.server.answers.options import RekindleOptions, effort_kwargs, only, read_format, sampling_in
 from rekindle.server.answers.validation import validated
 from rekindle.server.anthropic.bodies import (
     HARMLESS,
@@ -26,10 +23,8 @@ from rekindle.server.anthropic.bodies import (
     Thinking,
     ToolChoice,
 )
-from rekindle.server.anthropic.conversation import Conversation, Prompt
-from rekindle.server.anthropic.habits import TemplateHabits
-from rekindle.server.anthropic.known_tools import described
-from rekindle.server.anthropic.unavailable import forced_server_tool
+from rekindle.server.anthropic.conversation import Conversation, Prompt, TemplateHabits
+from rekindle.server.anthropic.typed_tools import described, forced_server_tool
 from rekindle.server.gate.caller import Caller
 from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import check_json

@@ -7,6 +7,8 @@ a text model cannot see become a line of text. Knows no template, only what it a
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +19,40 @@ from pydantic import ValidationError
 from rekindle.engine.types import Breakpoint
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.bodies import CacheControl
-from rekindle.server.anthropic.habits import TemplateHabits
-from rekindle.server.anthropic.signatures import reasoning_of
 from rekindle.text.messages import Message, ToolCall, arguments_json, check_text, shown_text
 from rekindle.text.omissions import Omissions
+from rekindle.text.prompt import PromptEncoder
 
 MAX_BREAKPOINTS = 4  # Anthropic's own limit
+_WORD = "quicksilver"  # that a probe of a template looks for
 # Separators between the blocks of one turn: the client's are paragraphs; a reply continues without a break.
 _JOINTS = {"system": "\n", "user": "\n", "tool": "\n", "assistant": ""}
 Block = Mapping[str, Any]
+_SHOWN, _HIDDEN = "rekindle-1-", "rekindle-2-"
+
+
+# Signatures of thinking blocks: opaque to clients, which send them back unchanged.
+#
+# They prove nothing: any client of this server may supply reasoning. If the thinking is hidden, the signature carries
+# it, so that the next prompt can include it.
+
+
+def sign(reasoning: str, *, hidden: bool) -> str:
+    """Return the signature of a thinking block; if `hidden`, its length grows with the text."""
+    raw = reasoning.encode("utf-8", "replace")
+    if hidden:
+        return _HIDDEN + base64.urlsafe_b64encode(raw).decode("ascii")
+    return _SHOWN + base64.urlsafe_b64encode(hashlib.blake2b(raw, digest_size=18).digest()).decode("ascii")
+
+
+def reasoning_of(signature: object) -> str:
+    """Return the reasoning that a signature carries; empty if it carries none or another server wrote it."""
+    if not isinstance(signature, str) or not signature.startswith(_HIDDEN):
+        return ""
+    try:
+        return base64.urlsafe_b64decode(signature.removeprefix(_HIDDEN).encode("ascii")).decode()
+    except ValueError:
+        return ""
 
 
 @dataclass(slots=True)
@@ -275,3 +302,37 @@ def _call(block: Block, where: str) -> ToolCall:
         raise BadRequest(f"{where}.input must be an object", param=f"{where}.input")
     arguments = check_text(arguments_json(given), f"{where}.input")
     return ToolCall(_string(block, "id", where), _string(block, "name", where), arguments)
+
+
+# Detection of chat templates that silently drop parts of Anthropic's conversations.
+#
+# Owns one habit that raises no error: dropping system messages in the middle. It is probed once, by rendering. Messages
+# that a template refuses are moved to where it accepts them, for every dialect (see text/messages).
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateHabits:
+    """`takes_late_system` False: system messages in the middle are sent as the user's."""
+
+    takes_late_system: bool
+
+
+def find_habits(encoder: PromptEncoder) -> TemplateHabits:
+    """Probe the template of this encoder."""
+    asked, word = Message("user", "Look, please."), Message("user", _WORD)
+    answered = Message("assistant", "Nothing there.")
+    late = _shown(encoder, [asked, answered, Message("system", _WORD), asked])
+    return TemplateHabits(
+        # If the template refuses it, it is sent as the user's.
+        takes_late_system=late is not None and late != _shown(encoder, [asked, answered, word, asked])
+    )
+
+
+def _shown(encoder: PromptEncoder, messages: Sequence[Message]) -> str | None:
+    """Render the messages; None if the template refuses them or the word is not in the text exactly once."""
+    tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+    try:
+        text = encoder.readable(encoder.render_chat(messages, [tool]).key)
+    except BadRequest:
+        return None
+    return text if text.count(_WORD) == 1 else None

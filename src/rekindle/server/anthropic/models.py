@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rekindle.server.answers.extension import RekindleReport
+from rekindle.server.answers.options import RekindleReport
 from rekindle.server.answers.validation import StrictModel
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

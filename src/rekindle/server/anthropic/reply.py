@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import Delta, Progress, Report
+from rekindle.engine.types import Breakpoint, Delta, Progress, Report
+from rekindle.server.answers.answer import Stamp, progress_text
 from rekindle.server.answers.arguments import ArgumentsJson
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.reply import Stamp, progress_text
 from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.calls import MessagesCall
-from rekindle.server.anthropic.signatures import sign
-from rekindle.server.anthropic.usage import usage_of
+from rekindle.server.anthropic.conversation import sign
 from rekindle.server.errors import Problem
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, ReplyFormat, TextDelta
 
 PING = event({"type": "ping"}, "ping")
 Events = list[dict[str, Any]]
+LONG_S = 3600.0
+# The tools whose results have an error that says so.
+_RESULTS = ("web_search", "web_fetch", "code_execution")
+
+
+# Anthropic's `usage` of a prompt, exact to the token.
+#
+#     |------- cache_read -------|---- cache_creation ----|---- input ----|
+#     0 ......................reused ............. last breakpoint .... the prompt's end
+#
+# Always true: input + cache_read + cache_creation = the tokens of the prompt.
+
+
+def usage_of(known: Report | Progress | None, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
+    """Return the `usage` object; `known` None: nothing is known yet.
+
+    Read tokens were reused, with or without a breakpoint; created ones were computed before the last breakpoint. Those
+    before a breakpoint of an hour are kept for an hour.
+    """
+    prompt = known.prompt_tokens if known is not None else 0
+    reused = known.reused_tokens if known is not None else 0
+    places = known.breakpoint_tokens if known is not None else ()
+    lasting = [place for place, mark in zip(places, breakpoints, strict=False) if mark.ttl_s >= LONG_S]
+    created, created_1h = (max(0, max(before, default=0) - reused) for before in (places, lasting))
+    return {
+        "input_tokens": prompt - reused - created,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": reused,
+        "cache_creation": {"ephemeral_5m_input_tokens": created - created_1h, "ephemeral_1h_input_tokens": created_1h},
+        "output_tokens": known.completion_tokens if isinstance(known, Report) else 0,
+    }
 
 
 # The content blocks of a reply, built while it is streamed.
@@ -184,3 +216,58 @@ class MessagesReply:
         described = self._reading.described(return_ids=self._call.return_ids)
         edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if self._call.reports_edits else {}
         return edits | {"rekindle": described}
+
+
+# Clients force a search with a request of its own, and show what it returns. They get the tool's own error, and a
+# sentence where they show text alone. Nothing is generated: a model without the tool would make results up.
+
+
+class UnavailableAnswer:
+    """The answer for the tool `name`, whole or as events."""
+
+    def __init__(self, stamp: Stamp, name: str) -> None:
+        self._head = {"id": stamp.id, "type": "message", "role": "assistant", "model": stamp.model}
+        self._usage = usage_of(None, ())
+        self._content = [*_result(name), {"type": "text", "text": f"{name} is not available on this server."}]
+
+    def whole(self) -> dict[str, Any]:
+        """Return the message."""
+        return self._head | {
+            "content": self._content,
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": self._usage,
+        }
+
+    def events(self) -> list[bytes]:
+        """Return the same message as encoded events of a stream."""
+        start: dict[str, Any] = self._head | {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage,
+        }
+        events: list[dict[str, Any]] = [{"type": "message_start", "message": start}]
+        for index, block in enumerate(self._content):
+            is_text = block["type"] == "text"
+            opened = block | {"text": ""} if is_text else block
+            events.append({"type": "content_block_start", "index": index, "content_block": opened})
+            if is_text:
+                delta = {"type": "text_delta", "text": block["text"]}
+                events.append({"type": "content_block_delta", "index": index, "delta": delta})
+            events.append({"type": "content_block_stop", "index": index})
+        stopped = {"stop_reason": "end_turn", "stop_sequence": None}
+        events += [{"type": "message_delta", "delta": stopped, "usage": self._usage}, {"type": "message_stop"}]
+        return [event(each, each["type"]) for each in events]
+
+
+def _result(name: str) -> list[dict[str, Any]]:
+    """Return the call of the tool and its error, in the shape of its results; nothing for tools without one."""
+    if name not in _RESULTS:
+        return []
+    call_id = f"srvtoolu_{uuid.uuid4().hex[:24]}"
+    failure = {"type": f"{name}_tool_result_error", "error_code": "unavailable"}
+    return [
+        {"type": "server_tool_use", "id": call_id, "name": name, "input": {}},
+        {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": failure},
+    ]

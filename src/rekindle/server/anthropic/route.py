@@ -10,14 +10,12 @@ from starlette.responses import Response
 
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
-from rekindle.server.answers.reply import Stamp
+from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, off_loop, read_body, submit_all
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
-from rekindle.server.anthropic.habits import find_habits
-from rekindle.server.anthropic.reply import MessagesReply
-from rekindle.server.anthropic.unavailable import UnavailableAnswer
+from rekindle.server.anthropic.conversation import find_habits
+from rekindle.server.anthropic.reply import MessagesReply, UnavailableAnswer
+from rekindle.server.border import parse_json
 from rekindle.server.gate.caller import Caller, caller_of
-from rekindle.server.json_body import parse_json
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"

@@ -14,8 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from rekindle.model.params import MAX_LOGPROBS, MAX_STOPS
 from rekindle.model.sampling_defaults import HABITS
-from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.functions import Tool
+from rekindle.server.answers.options import RekindleOptions, Tool
 from rekindle.server.answers.validation import Items, StrictModel
 
 THINKING = ("low", "medium", "high", "max")

@@ -14,9 +14,8 @@ from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import off_loop, read_body
 from rekindle.server.answers.validation import validated
-from rekindle.server.border import Router
-from rekindle.server.hints import UNMANAGED
-from rekindle.server.json_body import parse_json
+from rekindle.server.border import Router, parse_json
+from rekindle.server.errors import UNMANAGED
 from rekindle.server.models import ServedModel, rfc3339
 from rekindle.server.ollama.bodies import OllamaShowBody
 from rekindle.server.ollama.models import OllamaModelCard, OllamaRunning, OllamaTags, OllamaVersion

@@ -15,10 +15,9 @@ from typing import Any, Literal, Protocol
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress, Report
 from rekindle.model.logprobs import TokenLogprob
+from rekindle.server.answers.answer import progress_text
 from rekindle.server.answers.arguments import ArgumentsJson
-from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.logprobs import position_entry
-from rekindle.server.answers.reply import progress_text
+from rekindle.server.answers.choice import Choice, ReplyParser, position_entry
 from rekindle.server.answers.sse import line
 from rekindle.server.errors import Problem
 from rekindle.server.models import rfc3339

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.functions import Tool
-from rekindle.server.answers.sampling import with_sampling
+from rekindle.server.answers.options import RekindleOptions, Tool, with_sampling
 from rekindle.server.answers.validation import Items, StrictModel
 
 MAX_CHOICES = 128

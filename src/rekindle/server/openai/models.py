@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rekindle.server.answers.extension import RekindleReport
+from rekindle.server.answers.options import RekindleReport
 from rekindle.server.answers.validation import StrictModel
 
 

@@ -12,7 +12,7 @@ from rekindle.engine.tool_choice import steered
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import ChatCall, CompletionCall, parse_chat, parse_completion
-from rekindle.server.openai.chat import ChatReply
+from rekindle.server.openai.replies import ChatReply
 from rekindle.server.openai.text import CompletionReply
 
 CHAT_PATH = "/v1/chat/completions"

@@ -12,10 +12,10 @@ from typing import Any
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, FinishReason
 from rekindle.model.logprobs import TokenLogprob
+from rekindle.server.answers.answer import Stamp
 from rekindle.server.answers.choice import Choice
-from rekindle.server.answers.reply import Stamp
 from rekindle.server.openai.calls import CompletionCall
-from rekindle.server.openai.parts import DataEvents, TextOffsets, prompt_logprobs, usage_of
+from rekindle.server.openai.replies import DataEvents, TextOffsets, prompt_logprobs, usage_of
 from rekindle.text.messages import Message
 
 KIND = "text_completion"

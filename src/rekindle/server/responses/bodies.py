@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.sampling import with_sampling
+from rekindle.server.answers.options import RekindleOptions, with_sampling
 from rekindle.server.answers.validation import Items, StrictModel
 from rekindle.server.responses.call_items import KINDS
 from rekindle.server.responses.items import ITEM_TYPES

@@ -17,10 +17,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampling_defaults import NOTHING_SAID, SamplingDefaults
-from rekindle.server.answers.extension import RekindleOptions
-from rekindle.server.answers.formats import read_format
-from rekindle.server.answers.sampling import sampling_in
-from rekindle.server.answers.steering import template_fields, template_kwargs
+from rekindle.server.answers.options import RekindleOptions, read_format, sampling_in, template_fields, template_kwargs
 from rekindle.server.answers.validation import short, validated
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.bodies import ENCRYPTED, HARMLESS, NEUTRAL, NOTHING_TO_INCLUDE, Reasoning, ResponseBody

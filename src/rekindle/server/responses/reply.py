@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
+from rekindle.server.answers.answer import Stamp, progress_text
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.answers.reply import Stamp, progress_text
 from rekindle.server.answers.sse import comment
 from rekindle.server.errors import Problem
 from rekindle.server.responses.calls import ResponseCall

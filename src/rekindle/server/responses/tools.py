@@ -12,7 +12,7 @@ from typing import Any
 
 from rekindle.engine.tool_choice import ToolChoice
 from rekindle.errors import BadRequest
-from rekindle.server.answers.steering import parse_tool_choice
+from rekindle.server.answers.options import parse_tool_choice
 from rekindle.server.responses.call_items import (
     APPLY_PATCH,
     CUSTOM,

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.calls import ModelSide, parse_count
-from rekindle.server.anthropic.habits import find_habits
+from rekindle.server.anthropic.conversation import find_habits
 from rekindle.server.gate.caller import Caller, named_by
 from rekindle.server.openai.calls import parse_chat, parse_completion
 from rekindle.server.responses.calls import parse_response

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.server.answers.steering import EFFORTS
+from rekindle.server.answers.options import EFFORTS
 from rekindle.text.messages import KNOWN_KEYS, TEXT_PARTS
 
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from rekindle.agent_ids import MAX_ID_BYTES, check_new_agent_id
 from rekindle.errors import BadRequest
 from rekindle.model.params import MAX_STOPS, SamplingParams
-from rekindle.server.answers.sampling import with_sampling
+from rekindle.server.answers.options import with_sampling
 from rekindle.server.answers.validation import Items, StrictModel
 from rekindle.text.messages import sound
 from rekindle_sessions.machine.decisions import Mode, Question

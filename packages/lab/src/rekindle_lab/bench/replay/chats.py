@@ -16,7 +16,7 @@ from rekindle.server.dayfile import CHAT, RecordedRequest
 from rekindle.server.gate.caller import Caller
 from rekindle.server.ollama.calls import ModelSide, Parse, parse_chat, parse_generate
 from rekindle.server.ollama.routes import CHAT_PATH, GENERATE_PATH
-from rekindle.server.openai.parts import message_of
+from rekindle.server.openai.replies import message_of
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat, ThinkingFormat
 from rekindle.text.replies.envelope import HERMES, EnvelopeForm

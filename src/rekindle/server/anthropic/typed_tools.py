@@ -1,13 +1,16 @@
-"""Tools that a client runs and names by a type alone, as Anthropic's models know them: a shell, an editor, a memory.
+"""Tools named by a type alone, as Anthropic's models know them: a shell, an editor or a memory that the client runs,
+and those that only Anthropic's servers run, such as a search in the web.
 
-Owns their descriptions and schemas for other models; names, commands and inputs are those of Anthropic's documentation.
-What needs a screen is not among them.
+Owns descriptions and schemas of the former for other models; names, commands and inputs are those of Anthropic's
+documentation. What needs a screen is not among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rekindle.server.anthropic.bodies import ToolChoice
 
 _TEXT = {"type": "string"}
 _PATH = {"type": "string", "description": "absolute path of a file or directory"}
@@ -74,3 +77,14 @@ def described(tool: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _marks(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"cache_control": tool["cache_control"]} if "cache_control" in tool else {}
+
+
+def forced_server_tool(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None) -> str | None:
+    """Return the name of the tool that must be called and that only Anthropic's servers run; None: there is none."""
+    left_out = [tool for tool in tools if tool.get("type") not in (None, "custom") and described(tool) is None]
+    if choice is None or choice.type not in ("any", "tool"):
+        return None
+    if choice.type == "any" and len(left_out) < len(tools):
+        return None
+    wanted = choice.name if choice.type == "tool" else None
+    return next((str(tool.get("name")) for tool in left_out if wanted in (None, tool.get("name"))), None)
