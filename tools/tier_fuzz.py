@@ -36,8 +36,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.pocket import conversations
 from rekindle.store.directory import derived_secret
 from rekindle.text.messages import normalise_messages
-from rekindle.tier.names import HEADS
-from rekindle.tier.sealing import Sealer
+from rekindle.tier.sealing import HEADS, Sealer
 
 FRESH = 25
 HANG_S = 120.0

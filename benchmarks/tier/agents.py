@@ -41,7 +41,7 @@ from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.pocket import conversations
 from rekindle.tier.heads import AgentHead, HeadBranch
-from rekindle.tier.names import BLOCKS, block_name
+from rekindle.tier.sealing import BLOCKS, block_name
 
 ARM = "rekindle"
 REPLICAS = 2

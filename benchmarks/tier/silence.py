@@ -42,7 +42,7 @@ from rekindle.engine.types import Report
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.flags import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
-from rekindle.tier.names import block_name
+from rekindle.tier.sealing import block_name
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
 
 ARMS = ("no tier", "healthy", "silent, first", "silent, later", "trickling, first", "trickling, later")

@@ -19,8 +19,8 @@ from rekindle.engine.request import State
 from rekindle.engine.types import ChatResult, GenerationRequest, Report
 from rekindle.errors import BadRequest
 from rekindle.model.loaded import LoadedModel
-from rekindle.text.anticipation import anticipated
 from rekindle.text.messages import Message, normalise_messages
+from rekindle.text.places import anticipated
 from tests.engine.conftest import Start
 from tests.engine.rewriting import REWRITING, with_template
 from tests.engine.test_engine import SYSTEM, talk, user

@@ -14,12 +14,11 @@ import pytest
 from rekindle import Engine
 from rekindle.errors import StoreError
 from rekindle.tier import objects
-from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, decode_head
 from rekindle.tier.imports import MISSES, Imports, Wanted
 from rekindle.tier.location import open_location
 from rekindle.tier.objects import Objects
-from rekindle.tier.pace import Pace
+from rekindle.tier.pace import Breaker, Pace
 from rekindle.tier.records import Records
 from rekindle.tier.sealing import Sealer
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running

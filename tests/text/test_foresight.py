@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.text.anticipation import anticipated
 from rekindle.text.messages import Message, ToolCall
+from rekindle.text.places import anticipated
 from rekindle.text.prompt import PromptEncoder
 from tests.engine.rewriting import REWRITING
 from tests.text.factories import KINDS, encoder_of

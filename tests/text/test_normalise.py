@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.text.dates import without_dates
 from rekindle.text.messages import Message
 from rekindle.text.normalise import ATTRIBUTION as HEADER
-from rekindle.text.normalise import Normal, attribution_end, normalise
+from rekindle.text.normalise import Normal, attribution_end, normalise, without_dates
 from rekindle.text.places import Place
 from tests.text.factories import texts
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.tier.breaker import FAILURES, FIRST_S, LONGEST_S, Breaker
-from rekindle.tier.pace import OLD_S, SMALL_BYTES, Pace
+from rekindle.tier.pace import FAILURES, FIRST_S, LONGEST_S, OLD_S, SMALL_BYTES, Breaker, Pace
 
 
 class Clock:

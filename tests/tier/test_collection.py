@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import TOMBSTONE_S, YOUNG_S, Collection, Limits
 from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, decode_head
 from rekindle.tier.location import open_location
 from rekindle.tier.maintenance import COLLECT_S, LEASE, Maintenance
-from rekindle.tier.names import block_name, head_name, purged_name
 from rekindle.tier.objects import Listed, Objects
-from rekindle.tier.pace import Pace
-from rekindle.tier.sealing import Sealer, Version
+from rekindle.tier.pace import Breaker, Pace
+from rekindle.tier.sealing import Sealer, Version, block_name, head_name, purged_name
 
 BT = 4  # tokens of a block
 ROOT = BlockHash(b"r" * 32)

@@ -23,9 +23,8 @@ from torch import Tensor
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena, LayerView
 from rekindle.kv.coded import CODECS
-from rekindle.kv.decode import Decoder
+from rekindle.kv.decode import Decoder, Scratch
 from rekindle.kv.plan import TILE, AttentionPlan, QueryPiece, ScoreShape
-from rekindle.kv.scratch import Scratch
 from rekindle.spec import CODED, Format
 
 SINK_COLUMNS = 64  # a multiple of every vector length

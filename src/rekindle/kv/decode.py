@@ -7,6 +7,7 @@ level. The arena's row of a layer is gathered first, 3 to 9 kB a block.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -15,11 +16,42 @@ from torch import Tensor
 from rekindle.kv.arena import TORCH_DTYPES, LayerView
 from rekindle.kv.coded import CODECS
 from rekindle.kv.plan import QueryRange
-from rekindle.kv.scratch import Scratch
 from rekindle.spec import CODED, group_size
 
 _TWICE_LOW_NIBBLES = 0x1E1E1E1E1E1E1E1E
 _CODES_PER_INT64 = 16
+
+
+# Memory that layers and steps reuse: one flat tensor per name and dtype, grown when a request is larger.
+#
+# Starts as zeros and keeps what its users write.
+
+
+class Scratch:
+    """Named work tensors on one device. Taking a name again returns the same memory: one user at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A contiguous tensor of this shape whose content is undefined."""
+        size = math.prod(shape)
+        flat = self._flat.get((name, dtype))
+        if flat is None or flat.numel() < size:
+            with torch.inference_mode(False):
+                flat = torch.zeros(size, dtype=dtype, device=self._device)
+            self._flat[name, dtype] = flat
+        return flat[:size].view(shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(flat.numel() * flat.itemsize for flat in self._flat.values())
+
+    def check(self, *names: str) -> None:
+        """Assert that the memory under these names is finite."""
+        for (name, dtype), flat in self._flat.items():
+            assert name not in names or bool(flat.isfinite().all()), f"{name} in {dtype} are not finite"
 
 
 class Decoder:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rekindle.matching.matcher import Difference, TextMatch
-from rekindle.text.dates import without_dates
-from rekindle.text.normalise import attribution_end
+from rekindle.text.normalise import attribution_end, without_dates
 from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 from rekindle.tier.exports import KNOWN_S
 from rekindle.tier.heads import AgentHead, NewerHead, decode_head
-from rekindle.tier.names import BLOCKS, HEADS, PURGED, block_name
 from rekindle.tier.objects import Listed, Objects
-from rekindle.tier.sealing import BadObject, Version
+from rekindle.tier.sealing import BLOCKS, HEADS, PURGED, BadObject, Version, block_name
 
 YOUNG_S = 2 * KNOWN_S  # so long nothing is deleted that no head names
 TOMBSTONE_S = 30 * 86400.0  # replicas that were away for longer may not hear that an agent was purged

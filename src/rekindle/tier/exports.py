@@ -17,12 +17,11 @@ import numpy as np
 
 from rekindle.agent_ids import kind_of
 from rekindle.store.values import SequenceRecord, StoredBlock
-from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, FoundHead, HeadBranch, NewerHead, read_head
-from rekindle.tier.names import block_name, head_name
 from rekindle.tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
+from rekindle.tier.pace import Breaker
 from rekindle.tier.records import Records
-from rekindle.tier.sealing import BadObject
+from rekindle.tier.sealing import BadObject, block_name, head_name
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)

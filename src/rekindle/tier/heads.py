@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, chain_hashes, tail_hash
-from rekindle.tier.names import head_name, purged_name
-from rekindle.tier.sealing import BadObject, Version
+from rekindle.tier.sealing import BadObject, Version, head_name, purged_name
 
 if TYPE_CHECKING:
     from rekindle.tier.objects import Objects  # which needs the packages of a tier, as no engine without one does

@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockIdentity
-from rekindle.tier.breaker import Breaker
 from rekindle.tier.heads import AgentHead, read_head
 from rekindle.tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable
-from rekindle.tier.pace import Pace
-from rekindle.tier.patience import Patience, can_ask, head_s
+from rekindle.tier.pace import Breaker, Pace, Patience, can_ask, head_s
 from rekindle.tier.records import FetchedBlock, Records
 from rekindle.tier.sealing import BadObject
 

@@ -13,13 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collected, Collection
 from rekindle.tier.heads import NewerHead, read_note
-from rekindle.tier.names import PURGED, purged_name
 from rekindle.tier.objects import HeadsLocked, Objects, TierUnavailable
-from rekindle.tier.pace import Pace
-from rekindle.tier.sealing import BadObject
+from rekindle.tier.pace import Breaker, Pace
+from rekindle.tier.sealing import PURGED, BadObject, purged_name
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""How fast the object store is, as measured: whether loading blocks beats computing them."""
+"""How fast the object store is, as measured: whether loading beats computing, whether to ask, and how long to wait."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from collections.abc import Callable
 SMALL_BYTES = 64 << 10  # up to here an answer shows the latency, above it the bandwidth
 WEIGHT = 0.2  # of a new measurement
 OLD_S = 60.0  # after that a bandwidth says nothing about now
+FAILURES = 2  # in a row, before it opens
+FIRST_S, LONGEST_S = 1.0, 60.0  # how long it stays open; twice as long after each failed attempt
+# The slack, of what computing would take. Waiting must not cost more than a tenth (docs/fleet.md), and what is expected
+# of computing is a guess.
+SILENT_SHARE = 1 / 16
+MOST_SHARE = 1 / 12  # where a head has come, so that its blocks are waited for longer than an answer usually takes
 
 
 class Pace:
@@ -65,3 +71,105 @@ class Pace:
         elif measured > 0:
             self.bytes_per_s *= math.exp(WEIGHT * math.log(measured / self.bytes_per_s))
         self._seen = now
+
+
+class Breaker:
+    """Says whether the object store may be asked. Any thread; `clock` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float], *, failures: int = FAILURES) -> None:
+        self._clock = clock
+        self._most_failures = failures
+        self._lock = threading.Lock()
+        self._num_failures = 0
+        self._until = 0.0
+        self.reason: str | None = None  # of the last failure, None after a success
+
+    @property
+    def is_open(self) -> bool:
+        """Whether failures in a row have opened it, and no success has closed it since."""
+        return self._num_failures >= self._most_failures
+
+    def allows(self) -> bool:
+        """Whether to ask now. Open, it lets one caller through when its time is over, and waits for that outcome."""
+        with self._lock:
+            if not self.is_open:
+                return True
+            if self._clock() < self._until:
+                return False
+            self._until = self._clock() + self._pause()
+            return True
+
+    def succeeded(self) -> None:
+        """Note an answer."""
+        with self._lock:
+            self._num_failures, self.reason = 0, None
+
+    def failed(self, reason: str) -> None:
+        """Note a failure, or that no answer came in time."""
+        with self._lock:
+            self._num_failures += 1
+            self.reason = reason
+            self._until = self._clock() + self._pause()
+
+    def _pause(self) -> float:
+        return min(LONGEST_S, FIRST_S * 2.0 ** (min(self._num_failures, 32) - self._most_failures))
+
+
+# How long one request waits for the object store, so that whatever comes of it costs at most a twelfth of computing.
+#
+# A request could give up at any moment and compute the rest. Its first token is then later than without a tier by what
+# it has waited, and earlier by what computing the blocks that have come would have taken: that is its loss. It goes on
+# while its loss is at most the slack above the smallest one so far. So silence costs the slack, blocks that come more
+# slowly than they are computed cost the slack, whenever they begin to, and blocks that come faster are all waited for.
+
+
+def head_s(compute_s: float, *, wait_s: float) -> float:
+    """Return how long a head is waited for, in seconds, if the rest takes `compute_s` to compute."""
+    return max(wait_s, SILENT_SHARE * compute_s)
+
+
+def can_ask(latency_s: float, compute_s: float, *, wait_s: float) -> bool:
+    """Whether there is time for two answers, of a head and of its blocks, both as slow as usual."""
+    return latency_s <= max(wait_s, MOST_SHARE / 2 * compute_s)
+
+
+class Patience:
+    """Of one request, from now on: it has waited for `waited_before_s` before, and may wait for `wait_s` anyway."""
+
+    def __init__(
+        self,
+        compute_s: float,
+        *,
+        wait_s: float,
+        waited_before_s: float = 0.0,
+        latency_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.most_s = max(wait_s, compute_s)
+        self._compute_s = compute_s
+        self._slack_s = max(
+            waited_before_s + wait_s,
+            SILENT_SHARE * compute_s,
+            min(waited_before_s + 2 * latency_s, MOST_SHARE * compute_s),
+        )
+        self._clock = clock
+        self._began = clock()
+        self._waited_before_s = waited_before_s
+        self._saved_s = self._least_loss_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from the beginning until now."""
+        return self._clock() - self._began
+
+    def left_to_compute(self, seconds: float) -> None:
+        """Note that, with what has come, the rest would take so long to compute."""
+        self._saved_s = self._compute_s - seconds
+        self._least_loss_s = min(self._least_loss_s, self._loss_s())
+
+    def seconds_left(self) -> float:
+        """Return how long to wait for the next object; not positive: give up."""
+        return min(self._slack_s - (self._loss_s() - self._least_loss_s), self.most_s - self.waited_s)
+
+    def _loss_s(self) -> float:
+        return self._waited_before_s + self.waited_s - self._saved_s

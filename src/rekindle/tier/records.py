@@ -14,8 +14,7 @@ from rekindle.spec import KVLayout
 from rekindle.store.records import BadRecord, RecordFormat
 from rekindle.store.values import Bytes, SequenceRecord, StoredBlock
 from rekindle.store.warm import WarmStore
-from rekindle.tier.names import block_name
-from rekindle.tier.sealing import BadObject
+from rekindle.tier.sealing import BadObject, block_name
 
 LOAD_S = 60.0  # until the store's readers have answered
 

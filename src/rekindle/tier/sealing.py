@@ -1,4 +1,4 @@
-"""Encryption of objects: a reader of the bucket learns sizes and times, no text and no KV.
+"""Encryption and names of objects: a reader of the bucket learns sizes and times, no text and no KV.
 
 AES-256-GCM under a key derived from the store's secret, which all replicas share. An object is bound to its name: one
 that was copied to another name does not open, like any that was changed.
@@ -12,11 +12,13 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.errors import ConfigError
 
 MAGIC = b"RKTIER1\n"
 NONCE_BYTES = 12
 OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
+BLOCKS, HEADS, PURGED = "blocks", "heads", "purged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,25 @@ class Sealer:
 def _key(secret: bytes, person: bytes) -> bytes:
     """Return a key of 32 bytes for one purpose; the secret has 32 random bytes, so no slow derivation is needed."""
     return hashlib.blake2b(secret, digest_size=32, person=person).digest()
+
+
+# Names of objects below a model's prefix. They do not show which agent or text they belong to.
+#
+# blocks/HASH.PART    a record of the store, as it is
+# heads/DIGEST        an agent's head
+# purged/DIGEST       that an agent was purged; its head says when
+
+
+def block_name(block_hash: BlockHash, part: int) -> str:
+    """Return the name of a part of a block."""
+    return f"{BLOCKS}/{block_hash.hex()}.{part}"
+
+
+def head_name(sealer: Sealer, namespace: str, agent: str) -> str:
+    """Return the name of an agent's head."""
+    return f"{HEADS}/{sealer.digest(namespace, agent)}"
+
+
+def purged_name(sealer: Sealer, namespace: str, agent: str) -> str:
+    """Return the name of the note that an agent was purged."""
+    return f"{PURGED}/{sealer.digest(namespace, agent)}"

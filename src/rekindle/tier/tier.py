@@ -14,18 +14,16 @@ from rekindle.config import TierSettings
 from rekindle.errors import StoreError
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
-from rekindle.tier.breaker import Breaker
 from rekindle.tier.collection import Collection, Limits
 from rekindle.tier.exports import TRIES, Exports
 from rekindle.tier.heads import AgentHead, FoundHead, NewerHead, note_of, read_head
 from rekindle.tier.imports import Imports
 from rekindle.tier.location import directory_of, open_location
 from rekindle.tier.maintenance import Agents, Forget, Maintenance
-from rekindle.tier.names import head_name, purged_name
 from rekindle.tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
-from rekindle.tier.pace import Pace
+from rekindle.tier.pace import Breaker, Pace
 from rekindle.tier.records import Records
-from rekindle.tier.sealing import BadObject, Sealer
+from rekindle.tier.sealing import BadObject, Sealer, head_name, purged_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from rekindle.compute.cpu.kernels.attention import MOST_DIMS, AttentionKernel, L
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena
-from rekindle.kv.decode import Decoder
+from rekindle.kv.decode import Decoder, Scratch
 from rekindle.kv.plan import QueryRange
-from rekindle.kv.scratch import Scratch
 from rekindle.spec import KVLayout, PartLayout, group_size
 from rekindle_vllm.packing import LayerValues, Values
 from rekindle_vllm.steps import ABSENT, Blocks

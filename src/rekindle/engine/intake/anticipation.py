@@ -29,8 +29,8 @@ from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import FinishedTurn, Request
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
-from rekindle.text.anticipation import Probes, anticipated, likely_probes
 from rekindle.text.messages import Message
+from rekindle.text.places import Probes, anticipated, likely_probes
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ParsedReply, ReplyFormat, ReplyStream
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.matching.earlier_tails import moved
-from rekindle.text.anticipation import Probes, anticipated
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, Removed, normalise
 from rekindle.text.omissions import with_unread_calls, with_unread_variables
-from rekindle.text.places import Place, positions
+from rekindle.text.places import Place, Probes, anticipated, positions
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat, begin_reply
 

@@ -10,7 +10,6 @@ calls, `generic` has a form for them (`fit`). Malformed output is text, never an
 `envelope`, `named`, `tagged`, `keyed`, `pythonic`; replies in channels: `channels`.
 """
 
-from rekindle.text.replies.answer_stops import AnswerStream
 from rekindle.text.replies.events import (
     ArgumentsDelta,
     Blanks,
@@ -26,7 +25,7 @@ from rekindle.text.replies.events import (
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
 from rekindle.text.replies.generic import fit
 from rekindle.text.replies.probes import find_reply_ends, find_reply_format
-from rekindle.text.replies.stream import ReplyStream, begin_reply, opened_by
+from rekindle.text.replies.stream import AnswerStream, ReplyStream, begin_reply, opened_by
 
 __all__ = [
     "AnswerStream",

@@ -18,9 +18,9 @@ from rekindle.config import CacheSettings
 from rekindle.engine.intake.prompt_lookup import prompt_ids
 from rekindle.errors import BadRequest
 from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
-from rekindle.text.anticipation import anticipated, likely_probes
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, normalise
+from rekindle.text.places import anticipated, likely_probes
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.vocabulary import MARK
 from rekindle_lab.analyze.bodies import LoggedPrompt

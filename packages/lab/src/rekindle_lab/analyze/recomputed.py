@@ -16,7 +16,7 @@ import numpy as np
 
 from rekindle.cache.trie.radix import common_prefix
 from rekindle.matching.explain import Explanation, explain
-from rekindle.text.dates import without_dates
+from rekindle.text.normalise import without_dates
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.vocabulary import MARK
 from rekindle_lab.analyze.memory import Reuse
