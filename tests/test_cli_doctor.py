@@ -20,11 +20,9 @@ from transformers.models.llama import modeling_llama
 from typer.testing import CliRunner
 
 from rekindle import Engine
-from rekindle.cli import app, disk_probes, model_probes, probes
-from rekindle.cli.findings import Finding
-from rekindle.cli.kernel_speed import KernelSpeed, measure_kernels
-from rekindle.cli.model_probes import Place
-from rekindle.cli.repeats import ADVICE, judged, spread
+from rekindle.cli import app, disk_probes, doctor, model_probes
+from rekindle.cli.findings import ADVICE, Finding, judged, spread
+from rekindle.cli.model_probes import KernelSpeed, Place, measure_kernels
 from rekindle.compute.load import choose_kernels
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import ServerProcess, free_port
@@ -102,12 +100,12 @@ def test_the_port_of_another_program_and_of_our_own_server(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as other:
         threading.Thread(target=_speak, args=(other,), daemon=True).start()
         port = other.getsockname()[1]
-        finding = probes.probe_port(ServerSettings(port=port))
+        finding = doctor.probe_port(ServerSettings(port=port))
     assert (finding.verdict, "another program" in finding.said) == ("fail", True)
     flags = ["--store", "off", "--hot-bytes", "32MiB", "--threads", "1"]
     with ServerProcess(flags, log=tmp_path / "log", server=ServerSettings(port=0, api_key="k")) as server:
         server.wait_ready()
-        finding = probes.probe_port(ServerSettings(port=server.port))
+        finding = doctor.probe_port(ServerSettings(port=server.port))
     assert (finding.verdict, "our server" in finding.said) == ("ok", True)
 
 
@@ -119,7 +117,7 @@ def _speak(listener: socket.socket) -> None:
 
 
 def test_addresses_that_are_not_ours_cannot_be_listened_on() -> None:
-    finding = probes.probe_port(ServerSettings(host="192.0.2.1", port=1, open=True))
+    finding = doctor.probe_port(ServerSettings(host="192.0.2.1", port=1, open=True))
     assert (finding.verdict, "--host" in finding.advice) == ("fail", True)
 
 
@@ -136,14 +134,14 @@ def test_addresses_that_are_not_ours_cannot_be_listened_on() -> None:
     ],
 )
 def test_versions_are_held_against_their_ranges(version: str, wanted: str, said: str | None) -> None:
-    finding = probes.in_range("package", version, wanted)
+    finding = doctor.in_range("package", version, wanted)
     assert finding.verdict == ("ok" if said is None else "fail")
     assert (said or version) in finding.said
 
 
 def test_a_package_that_is_missing_says_how_to_get_it() -> None:
-    finding = probes.package("no-such-package-at-all", ">=1")
-    assert (finding.verdict, probes.is_missing(finding), finding.advice) == (
+    finding = doctor.package("no-such-package-at-all", ">=1")
+    assert (finding.verdict, doctor.is_missing(finding), finding.advice) == (
         "fail",
         True,
         "pip install 'rekindle[serve]'",
@@ -152,15 +150,15 @@ def test_a_package_that_is_missing_says_how_to_get_it() -> None:
 
 def test_the_clock() -> None:
     now = 1.8e9
-    assert probes.probe_clock(None, now).verdict == "ok"
-    assert probes.probe_clock(now - 1, now).verdict == "ok"
-    assert probes.probe_clock(now + 7200, now).said == "is 2 h before the last use in the store"
-    assert probes.probe_clock(None, 1000.0).verdict == "fail"
+    assert doctor.probe_clock(None, now).verdict == "ok"
+    assert doctor.probe_clock(now - 1, now).verdict == "ok"
+    assert doctor.probe_clock(now + 7200, now).said == "is 2 h before the last use in the store"
+    assert doctor.probe_clock(None, 1000.0).verdict == "fail"
 
 
 def test_more_memory_than_there_is() -> None:
-    assert probes.probe_memory(CacheSettings(hot_bytes=1 << 20), "cpu").verdict == "ok"
-    assert probes.probe_memory(CacheSettings(hot_bytes=1 << 60), "cpu").verdict == "fail"
+    assert doctor.probe_memory(CacheSettings(hot_bytes=1 << 20), "cpu").verdict == "ok"
+    assert doctor.probe_memory(CacheSettings(hot_bytes=1 << 60), "cpu").verdict == "fail"
 
 
 def test_a_store_that_others_can_read_or_that_is_no_directory(tmp_path: Path) -> None:

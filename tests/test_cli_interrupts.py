@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.cli.border import INTERRUPTED, code_of
-from rekindle.cli.interrupts import interrupts
+from rekindle.cli.border import INTERRUPTED, code_of, interrupts
 from rekindle.errors import ModelRefused
 
 

@@ -1,4 +1,4 @@
-"""The command line. This module, `border` and `interrupts` need nothing but Python, so they can name missing packages.
+"""The command line. This module and `border` need nothing but Python, so they can name missing packages.
 
 `main` imports the rest, so that ctrl-C during imports ends the command as it does later.
 """

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from rekindle.cli.interrupts import interrupts
 from rekindle.errors import (
     BadRequest,
     ConfigError,
@@ -29,6 +29,31 @@ FAILED, REFUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
 DEBUG = "REKINDLE_DEBUG"
 _COMMAND_LINE = ("typer", "click")  # their exceptions are usage errors and exits, which they show themselves
 _EXTRAS = {"matplotlib": "bench"}
+
+
+# Ctrl-C that counts, whatever the interrupted code makes of it.
+#
+# Not every KeyboardInterrupt arrives where it should: Python 3.11 turns one raised within `__set_name__` into a
+# RuntimeError, of which the lazy imports of transformers make a ModuleNotFoundError. Needs nothing but Python. The
+# signal's handler stays Python's own: asyncio replaces no other one by its own, which ends a running task in order.
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt in place of an error that was made of one."""
+    try:
+        yield
+    except Exception as error:
+        if _was_interrupted(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def code_of(run: Callable[[], int]) -> int:
