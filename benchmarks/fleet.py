@@ -27,7 +27,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import ConfigError, Overloaded, RekindleError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec

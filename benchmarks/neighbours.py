@@ -30,8 +30,7 @@ from rich.table import Table
 from benchmarks.restart import wait_serving
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RequestFailed
-from rekindle.harness.client import ServerProcess
-from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.client import ServerProcess, flags_of, variables
 from rekindle.harness.record import Measurement, Origin, deliver
 
 STATES = ("alone", "neighbours")

@@ -31,8 +31,7 @@ from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import ConfigError, RekindleError, RequestFailed
-from rekindle.harness.client import Client, ServerProcess
-from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.client import Client, ServerProcess, flags_of, variables
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
 from rekindle_lab.bench.memory import drop_file_cache, resident_bytes

@@ -29,8 +29,7 @@ from rich.progress import Progress
 from benchmarks.restart import table, wait_serving
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.client import ServerProcess
-from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.client import ServerProcess, flags_of, variables
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.memory import peak_bytes, resident_bytes
 from tools.real_models import REAL_MODELS

@@ -25,7 +25,7 @@ from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import ConfigError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.families import FAMILIES
 from rekindle.model.params import SamplingParams

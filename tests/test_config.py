@@ -25,7 +25,7 @@ from rekindle.config import (
     parse_size,
 )
 from rekindle.errors import ConfigError
-from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.client import flags_of, variables
 
 
 def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from benchmarks.coordination.restart_report import Endured, Restart, measurement
 from benchmarks.coordination.talk import Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
-from rekindle.harness.client import ServerProcess
-from rekindle.harness.flags import flags_of, variables
+from rekindle.harness.client import ServerProcess, flags_of, variables
 from rekindle.harness.record import Origin, deliver
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder

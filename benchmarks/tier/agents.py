@@ -37,7 +37,7 @@ from benchmarks.tier.talker import NAMESPACE, Done, Plan
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.pocket import conversations
 from rekindle.tier.heads import AgentHead, HeadBranch

@@ -40,7 +40,7 @@ from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.types import Report
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.tier.sealing import block_name
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages

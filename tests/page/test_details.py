@@ -10,7 +10,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import Settings
-from rekindle.server.page.overview import LOOK_S, Details
+from rekindle.server.page.page import LOOK_S, Details
 
 NAMES = ("ada", "bo", "cy")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.server.places import Places, is_this_machine, network_of
+from rekindle.server.connections import Places, is_this_machine, network_of
 
 HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "127.0.0.1")
 

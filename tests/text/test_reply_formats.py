@@ -23,8 +23,7 @@ from rekindle.text.replies import (
 from rekindle.text.replies.channels import ChannelForm
 from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.keyed import KeyedForm
-from rekindle.text.replies.name_keys import NameKeyForm
-from rekindle.text.replies.named import NamedForm
+from rekindle.text.replies.named import NamedForm, NameKeyForm
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.pythonic import PythonicForm
 from rekindle.text.replies.reader import CallMarks

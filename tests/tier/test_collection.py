@@ -15,10 +15,10 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.tier.collection import TOMBSTONE_S, YOUNG_S, Collection, Limits
 from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, decode_head
 from rekindle.tier.location import open_location
-from rekindle.tier.maintenance import COLLECT_S, LEASE, Maintenance
 from rekindle.tier.objects import Listed, Objects
 from rekindle.tier.pace import Breaker, Pace
 from rekindle.tier.sealing import Sealer, Version, block_name, head_name, purged_name
+from rekindle.tier.tier import COLLECT_S, LEASE, Maintenance
 
 BT = 4  # tokens of a block
 ROOT = BlockHash(b"r" * 32)

@@ -38,7 +38,7 @@ SECRET: tuple[Mutant, ...] = (
     ),
     one(
         "a secret among the settings of a measurement",
-        "harness/flags.py",
+        "harness/client.py",
         'left_out = ("store", "secret")',
         'left_out = ("store",)',
         "tests/test_config.py::test_a_slot_is_a_number_or_a_text_and_a_secret_has_no_flag",

@@ -13,7 +13,7 @@ COLLECTION = "tier/collection.py"
 SEALING = "tier/sealing.py"
 RECORDS = "tier/records.py"
 BREAKER = "tier/pace.py"
-MAINTENANCE = "tier/maintenance.py"
+MAINTENANCE = "tier/tier.py"
 INTAKE = "engine/intake/tier_imports.py"
 OF_HEADS, OF_OBJECTS, OF_SEALING = (
     "tests/tier/test_heads.py",

@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from rekindle.cli import stopped
+from rekindle.cli.console import parse_duration, show_ago, show_duration, show_id, show_table
 from rekindle.cli.remote import Remote, Unreachable
 from rekindle.cli.settings import GroupedCommand, with_settings
-from rekindle.cli.units import parse_duration, show_ago, show_duration, show_id, show_table
 from rekindle.cli.why import AgentArgument, JsonOption, UrlOption, ask_of_agent
 from rekindle.config import Settings, show_bytes
 

@@ -30,8 +30,8 @@ import re
 import socket
 import sys
 
+from rekindle.cli.console import show_duration
 from rekindle.cli.remote import Remote
-from rekindle.cli.units import show_duration
 from rekindle.config import CacheSettings, ServerSettings, show_bytes
 from rekindle.errors import RekindleError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.agent_ids import breakpoint_prefix, kind_of
+from rekindle.cli.console import show_id
 from rekindle.cli.remote import Unreachable
-from rekindle.cli.units import show_id
 from rekindle.cli.why import near
 from rekindle.config import StoreSettings, slot_numbers
 from rekindle.errors import NotFound, StoreError, StoreLocked

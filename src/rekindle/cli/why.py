@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from rekindle.cli.console import show_ago, show_id
 from rekindle.cli.remote import Remote, agent_path
 from rekindle.cli.settings import with_settings
-from rekindle.cli.units import show_ago, show_id
 from rekindle.config import Settings
 from rekindle.errors import NotFound
 from rekindle.server.answers.advice import advice_for

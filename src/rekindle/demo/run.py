@@ -27,8 +27,7 @@ from rekindle.config import Settings
 from rekindle.demo.report import Figures, Turn, checks, summary, turn_line
 from rekindle.demo.script import AGENTS, Line, part, system_prompt
 from rekindle.errors import ConfigError
-from rekindle.harness.client import Client, Reply, ServerProcess
-from rekindle.harness.flags import variables
+from rekindle.harness.client import Client, Reply, ServerProcess, variables
 from rekindle.store.directory import make_directory
 from rekindle.store.sync import OsFileSystem
 

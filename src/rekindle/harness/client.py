@@ -1,4 +1,4 @@
-"""A server process and its client, for the demo and the benchmarks.
+"""A server process, its settings by their flat names, and its client, for the demo and the benchmarks.
 
 The process is a real `rekindle serve` with exactly the given settings: it does not inherit the caller's REKINDLE_*
 variables. The client measures the time to the first token itself.
@@ -23,13 +23,36 @@ from typing import Any
 
 import httpx
 
-from rekindle.config import ENV_PREFIX, ServerSettings
+from rekindle.config import ENV_PREFIX, SETTINGS, ServerSettings, Settings
 from rekindle.errors import ConfigError, RekindleError, RequestFailed
 from rekindle.harness.http import connect, events, url_of
 
 START_S = 300.0  # a large model on a slow disk
 HOST = "127.0.0.1"
 PORTS = range(10_000, 32_768)
+
+
+def flags_of(settings: Settings) -> dict[str, Any]:
+    """Return names and values of the settings that affect measurements, none of them secret; `Settings.load` reads
+    them back."""
+    left_out = ("store", "secret")
+    mine = (known for known in SETTINGS.values() if known.section != "server" and known.name not in left_out)
+    flat = {known.name: getattr(getattr(settings, known.section), known.field) for known in mine}
+    given = {name: value for name, value in flat.items() if value is not None and value != ()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def variables(settings: Settings, store: Path) -> dict[str, str]:
+    """Return all settings except the server's, with this store, as values of environment variables."""
+    secret = {} if settings.store.secret is None else {"secret": settings.store.secret}
+    given = {**flags_of(settings), **secret, "store": store}
+    return {name: _text(value) for name, value in given.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def free_port(host: str = HOST) -> int:

@@ -14,7 +14,7 @@ from benchmarks.match import MatchBench, run_match_bench
 from rekindle.compute.load import eos_ids, read_config
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement
 from rekindle.model.gguf import opened
 from rekindle_lab.bench.endless import endless_copy

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement
 from rekindle_lab.bench.endless import endless_copy
 from rekindle_lab.bench.engine import peer_arm, transformers_arm

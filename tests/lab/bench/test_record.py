@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, append_lines
 from rekindle_lab.bench.engine.bench import EngineBench, merged, table
 from rekindle_lab.bench.engine.job import Job

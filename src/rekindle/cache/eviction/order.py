@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 
-from rekindle.cache.eviction.queue import SlotQueue, sort_key
-from rekindle.cache.eviction.quotas import Quotas
+from rekindle.cache.eviction.queue import Quotas, SlotQueue, sort_key
 from rekindle.cache.eviction.slots import DEMOTED, HELD, HERE, NEVER, Slots, counts
 
 _USED = 1 << 8  # above the rank in the sort key of a slot that is not demoted

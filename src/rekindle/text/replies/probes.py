@@ -22,8 +22,7 @@ from rekindle.text.replies.channels import ANALYSIS, ChannelForm, recognise_chan
 from rekindle.text.replies.envelope import HERMES, EnvelopeForm, recognise_envelope
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
 from rekindle.text.replies.keyed import recognise_keyed
-from rekindle.text.replies.name_keys import recognise_name_keys
-from rekindle.text.replies.named import recognise_named
+from rekindle.text.replies.named import recognise_name_keys, recognise_named
 from rekindle.text.replies.pythonic import PythonicForm, recognise_pythonic
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, VALUES, CallSample

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rekindle.cli.console import console
+from rekindle.cli.console import console, parse_duration
 from rekindle.cli.settings import exit_with
-from rekindle.cli.units import parse_duration
 from rekindle.config import SETTINGS
 from rekindle.errors import ConfigError
 

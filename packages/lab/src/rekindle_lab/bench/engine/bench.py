@@ -22,7 +22,7 @@ from rich.table import Table
 
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
-from rekindle.harness.flags import flags_of
+from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import gguf_in

@@ -31,8 +31,7 @@ from rich.table import Table
 
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
-from rekindle.harness.client import HOST, ServerProcess
-from rekindle.harness.flags import variables
+from rekindle.harness.client import HOST, ServerProcess, variables
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.memory import resident_bytes
 from rekindle_lab.bench.server.noisy_bodies import CHAT, Attack, attacks
