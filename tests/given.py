@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rekindle.config import Settings
-from rekindle.config.catalog import SECTIONS
+from rekindle.config.loading import SECTIONS
 from rekindle.config.setting import KEY
 
 UNSET = {

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from rekindle.cli import app
 from rekindle.cli.chat import RemoteTalker
-from rekindle.cli.holding import find_server
-from rekindle.cli.remote import Remote
+from rekindle.cli.remote import Remote, find_server
 from rekindle.config import ServerSettings, Settings
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import ServerProcess, free_port

@@ -17,9 +17,9 @@ from rekindle.errors import ModelRefused
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.gguf_splits import SPLITS
 from rekindle.model.gguf_tokenizer import tokenizer_files
-from rekindle.text.controls import find_control_tokens
 from rekindle.text.splitters import O200K, TEKKEN
 from rekindle.text.tokenizer import TextTokenizer, TokenizerFile
+from rekindle.text.vocabulary import find_control_tokens
 from rekindle_lab.bench.engine.gguf_file import write_file
 from tests.model.gguf_files import ASKED, ROPES, prompt_of, scaled_model, vocabulary_file
 from tests.model.helpers import Bench

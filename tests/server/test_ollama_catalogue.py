@@ -9,8 +9,8 @@ import pytest
 
 from rekindle.config import ServerSettings
 from rekindle.server.errors import UNMANAGED
-from rekindle.server.ollama.catalogue import rounded
 from rekindle.server.ollama.models import OllamaModelCard, OllamaRunning, OllamaTags
+from rekindle.server.ollama.routes import rounded
 from tests.server.conftest import Served, serving
 
 SAID = [{"role": "user", "content": "Hello!"}]

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.text.arguments import arguments_for_template, read_object, readable_part
+from rekindle.text.arguments import StringRepair, arguments_for_template, is_json, read_object, readable_part, repaired
 from rekindle.text.messages import Message, ToolCall
-from rekindle.text.tools_json import StringRepair, is_json, repaired
 from tests.text.families import FAMILIES, encoder_for
 
 UNREAD = [

@@ -7,8 +7,8 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.text.controls import AddedToken, ControlTokens
 from rekindle.text.messages import GUARD
+from rekindle.text.vocabulary import AddedToken, ControlTokens
 
 few_letters = st.text("<a_b>", min_size=1, max_size=5)
 

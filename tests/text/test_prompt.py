@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 
 from rekindle.errors import BadRequest, ModelRefused
-from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
 from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.template import ChatTemplate
 from rekindle.text.tokenizer import TokenizerFile
-from rekindle.text.vocabulary import MARK, control_code, control_id
+from rekindle.text.vocabulary import MARK, AddedToken, ControlTokens, control_code, control_id, find_control_tokens
 from tests.text import factories
 from tests.text.factories import KINDS, encoder_of, full_tokenizer, odd_ids, plain_texts, texts
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from rekindle.text.controls import WHITE_SPACE
 from rekindle.text.splitters import is_known
-from rekindle.text.vocabulary import control_code
+from rekindle.text.vocabulary import WHITE_SPACE, control_code
 from tests.text.factories import KEPT, SNIPPETS, UNFLAGGED, encoder_of, full_tokenizer, tokenizer_json
 
 KNOWN = ("gpt2", "cl100k", "o200k", "deepseek", "nfc", "words", "prefixed")

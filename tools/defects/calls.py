@@ -67,7 +67,7 @@ STRICT_CALLS = (
     ),
     one(
         "references that nobody follows",
-        "text/replies/types.py",
+        "text/replies/arguments.py",
         "return _leaves(_referenced(reference, root), root, left - 1)",
         "return [schema]",
         f"{CALLS}::test_values_in_tags_are_of_their_types",

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Literal, get_args, get_origin
 
 from rekindle.config import SETTINGS, KnownSetting, keywords
-from rekindle.config.catalog import SECTIONS
+from rekindle.config.loading import SECTIONS
 from rekindle.config.setting import kinds
 
 HEAD = '''"""The settings as Python keyword arguments, for type checkers; made by `python -m tools.reference keywords`.

@@ -13,7 +13,7 @@ import typer
 
 from rekindle.cli.border import INTERRUPTED, interrupts
 from rekindle.cli.console import console
-from rekindle.cli.holding import find_server, naming_the_server
+from rekindle.cli.remote import find_server, naming_the_server
 from rekindle.cli.settings import BACKEND_FLAGS, SERVER_FLAGS, with_settings
 from rekindle.cli.why import UrlOption
 from rekindle.config import Settings, show_bytes

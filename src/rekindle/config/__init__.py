@@ -1,9 +1,8 @@
 """Every setting. Each component receives only its own part. Knows no torch and no HTTP."""
 
 from rekindle.config.access import DEFAULT_NAMESPACE, is_loopback
-from rekindle.config.catalog import ENV_PREFIX, GONE, SETTINGS, KnownSetting
 from rekindle.config.keywords import SettingsKeywords, SettingsWithoutModel
-from rekindle.config.loading import Settings
+from rekindle.config.loading import ENV_PREFIX, GONE, SETTINGS, KnownSetting, Settings
 from rekindle.config.parts import (
     DISK_SHARE,
     HOT_SHARE,

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rekindle.text.arguments import read_object
+from rekindle.text.arguments import ValueScan, read_object
 from rekindle.text.messages import GUARD, Message, ToolCall
-from rekindle.text.tools_json import ValueScan
 from rekindle.text.vocabulary import MARK
 
 Opening = Callable[[str], bytes | None]  # name of a tool -> how its calls begin in a key; None: not known

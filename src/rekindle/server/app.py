@@ -37,8 +37,7 @@ from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
-from rekindle.server.ollama.catalogue import catalogue_router, unmanaged_router
-from rekindle.server.ollama.routes import generating_routes
+from rekindle.server.ollama.routes import catalogue_router, generating_routes, unmanaged_router
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.quotas import response_bytes

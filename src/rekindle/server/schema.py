@@ -23,7 +23,6 @@ from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
 from rekindle.server.border import Router
 from rekindle.server.errors import Dialect, dialect_of
-from rekindle.server.ollama import catalogue
 from rekindle.server.ollama import routes as ollama
 from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from rekindle.server.ollama.models import OllamaChatAnswer, OllamaErrorReply, OllamaGenerateAnswer
@@ -68,7 +67,7 @@ BODIES: tuple[tuple[str, type[BaseModel]], ...] = (
     (messages.COUNT_PATH, CountBody),
     *TOKEN_BODIES.items(),
     (routes.COUNT_PATH, ResponseBody),
-    (catalogue.SHOW_PATH, OllamaShowBody),
+    (ollama.SHOW_PATH, OllamaShowBody),
 )
 AGENT_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES}
 AGENT_HEADER = {

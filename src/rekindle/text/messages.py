@@ -18,7 +18,7 @@ from typing import Any
 from rekindle.errors import BadRequest
 from rekindle.text.omissions import REFUSE, Omissions, text_in
 
-# A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/controls.
+# A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/vocabulary.
 GUARD = "\ufdd0"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant", "tool")

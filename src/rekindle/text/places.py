@@ -15,10 +15,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from rekindle.errors import BadRequest
-from rekindle.text.controls import WHITE_SPACE
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
-from rekindle.text.vocabulary import MARK, agreeing, on_boundary
+from rekindle.text.vocabulary import MARK, WHITE_SPACE, agreeing, on_boundary
 
 # Noncharacters, never assigned; the comparison detects a text that holds them. U+FDD0 is the guard.
 _PROBES = tuple(map(chr, range(0xFDD1, 0xFDF0)))

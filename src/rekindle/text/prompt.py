@@ -23,14 +23,23 @@ import numpy as np
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.text.arguments import arguments_for_template, object_for_template, read_object
 from rekindle.text.bounded import MOST_WRITTEN
-from rekindle.text.controls import AddedToken, ControlTokens, find_control_tokens
 from rekindle.text.length import PromptBound
 from rekindle.text.messages import Message, check_json, check_text, map_strings, plainer_forms
 from rekindle.text.splitters import PIECE_BYTES
 from rekindle.text.template import ChatTemplate, read_config, special_token_names
 from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
 from rekindle.text.tools_text import ToolsInText
-from rekindle.text.vocabulary import CODE_BYTES, MARK, Vocabulary, control_code, control_id, on_boundary
+from rekindle.text.vocabulary import (
+    CODE_BYTES,
+    MARK,
+    AddedToken,
+    ControlTokens,
+    Vocabulary,
+    control_code,
+    find_control_tokens,
+    on_boundary,
+    pieces_of,
+)
 
 ForTemplate = Callable[[str, Callable[[str], str]], Any]  # of arguments, with what is applied to every string
 
@@ -223,7 +232,7 @@ class PromptEncoder:
         """A piece of a key for display: control tokens as text, parts of characters dropped."""
         names = {token.id: token.content for token in self.controls.tokens}
         text, ids = [], []
-        for piece in _pieces(key):
+        for piece in pieces_of(key):
             if isinstance(piece, bytes):
                 text.append(piece.decode("utf-8", "ignore"))
             elif self.compares_text:
@@ -343,7 +352,7 @@ class PromptEncoder:
         """The ids of a key that begins on a boundary, some pieces at a time."""
         pieces: list[bytes | int] = []
         size = 0
-        for piece in _pieces(key):
+        for piece in pieces_of(key):
             for part in self.tokenizer.cuts.pieces(piece) if isinstance(piece, bytes) else (piece,):
                 pieces.append(part)
                 size += len(part) if isinstance(part, bytes) else CODE_BYTES
@@ -357,19 +366,6 @@ class PromptEncoder:
         encoded = iter(self.tokenizer.encode([piece.decode("utf-8") for piece in pieces if isinstance(piece, bytes)]))
         parts = [next(encoded) if isinstance(piece, bytes) else np.array([piece], dtype=np.uint32) for piece in pieces]
         return np.concatenate(parts)
-
-
-def _pieces(key: bytes) -> Iterator[bytes | int]:
-    """The texts and control ids of a key that begins on a boundary, in order; no empty text."""
-    start = 0
-    while (mark := key.find(MARK, start)) >= 0:
-        if start < mark:
-            yield key[start:mark]
-        start = mark + CODE_BYTES
-        if start <= len(key):
-            yield control_id(key[mark + 1 : start])
-    if start < len(key):
-        yield key[start:]
 
 
 def _added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedToken]:

@@ -21,8 +21,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from rekindle.errors import BadRequest
-from rekindle.text.controls import WHITE_SPACE, AddedToken
-from rekindle.text.vocabulary import CODE_BYTES, MARK, on_boundary
+from rekindle.text.vocabulary import CODE_BYTES, MARK, WHITE_SPACE, AddedToken, on_boundary
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"

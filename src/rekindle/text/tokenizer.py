@@ -23,9 +23,8 @@ from tokenizers import Tokenizer, normalizers
 
 from rekindle.errors import ModelRefused
 from rekindle.text import splitters
-from rekindle.text.controls import BLANK, AddedToken
 from rekindle.text.messages import GUARD
-from rekindle.text.vocabulary import Vocabulary
+from rekindle.text.vocabulary import BLANK, AddedToken, Vocabulary
 from rekindle.worker import is_meant_for_thread
 
 # none: no space is added. first: before the first text of a prompt. each: before every text that has none.

@@ -3,7 +3,7 @@
 Owns the words that describe tools to the model, and how calls and results are written in messages of the roles that
 every template has. What is written of a message depends on it and on those before it alone, so a conversation that
 grows is written as it was, with something new at its end. Knows no template; how a call is written comes from the form
-that reads calls (`replies/generic`).
+that reads calls (`replies/probes`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from rekindle.text.constraints.calls import BLANKS, TEXT, ArgumentRules, Pieces, any_but, first_token, literal, terms
 from rekindle.text.constraints.schema import DEFINITIONS
+from rekindle.text.replies.arguments import leaves, types_in
 from rekindle.text.replies.reader import Tags
-from rekindle.text.replies.types import leaves, types_in
 
 _ANY_KEY = '/[^<>"\\n]{1,64}/'
 _KEY = re.compile(r'[^<>"\r\n]{1,64}')

@@ -6,7 +6,7 @@
 each as a guard (U+FDD0) and its content. No model can generate the guard, so look-alike text is never such a mark.
 
 The format of a model's replies is found by rendering (`find_reply_format`), not by its name; where a template has no
-calls, `generic` has a form for them (`fit`). Malformed output is text, never an error. A scan for each form of calls:
+calls, `fit` has a form for them. Malformed output is text, never an error. A scan for each form of calls:
 `envelope`, `named`, `tagged`, `keyed`, `pythonic`; replies in channels: `channels`.
 """
 
@@ -23,8 +23,7 @@ from rekindle.text.replies.events import (
     new_call_id,
 )
 from rekindle.text.replies.format import ReplyFormat, ThinkingFormat, ToolFormat
-from rekindle.text.replies.generic import fit
-from rekindle.text.replies.probes import find_reply_ends, find_reply_format
+from rekindle.text.replies.probes import find_reply_ends, find_reply_format, fit
 from rekindle.text.replies.stream import AnswerStream, ReplyStream, begin_reply, opened_by
 
 __all__ = [

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.arguments import JsonArguments
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 from rekindle.text.replies.reader import CallLayout, CallMarks, Passed, without
 from rekindle.text.replies.sample import MARK, REPLY, TOOL, CallSample
 from rekindle.text.stream import overlap
-from rekindle.text.tools_json import skip_blanks
 
 ROLE, ANALYSIS, ASIDE, ANSWER = "assistant", "analysis", "commentary", "final"
 _TO = re.compile(r"to=functions\.([^\s<>{}\"]+)")

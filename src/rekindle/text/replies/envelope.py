@@ -16,13 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekindle.text.arguments import object_text
+from rekindle.text.arguments import ARGUMENTS_KEYS, NAME_KEYS, Envelope, Verdict, object_text, skip_blanks
 from rekindle.text.messages import GUARD
-from rekindle.text.replies.arguments import JsonArguments
+from rekindle.text.replies.arguments import JsonArguments, escaped, names_of
 from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import FENCE, MARK, TOOL, VALUES, CallSample, json_objects
-from rekindle.text.replies.types import escaped, names_of
-from rekindle.text.tools_json import ARGUMENTS_KEYS, NAME_KEYS, Envelope, Verdict, skip_blanks
 
 HERMES = CallMarks("<tool_call>", "</tool_call>")
 _TAG = f"{GUARD}<|python_tag|>"  # some models write it before bare calls, their templates do not

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.replies.channels import ChannelForm, ChannelReader
 from rekindle.text.replies.events import Event, new_call_id
 from rekindle.text.replies.reader import CallLayout, CallMarks, CallReader, CallScan
-from rekindle.text.tools_json import skip_blanks
 
 SHORT_ID_LENGTH = 9
 _SHORT_ID_SIGNS = string.ascii_letters + string.digits

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.messages import GUARD
+from rekindle.text.replies.arguments import escaped, json_of
 from rekindle.text.replies.reader import Begun, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample
-from rekindle.text.replies.types import escaped, json_of
 from rekindle.text.stream import overlap
-from rekindle.text.tools_json import skip_blanks
 
 CALL = "call:"
 _NAME = re.compile(rf"[^\s{{}}\[\]<>\"{GUARD}]+")

@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.messages import GUARD, is_sound
-from rekindle.text.replies.arguments import JsonArguments
+from rekindle.text.replies.arguments import JsonArguments, escaped
 from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step
 from rekindle.text.replies.sample import FENCE, MARK, TOOL, VALUES, CallSample, json_objects
-from rekindle.text.replies.types import escaped
-from rekindle.text.tools_json import skip_blanks
 
 _NAME = re.compile(rf"[^\s{{}}\[\]<>\"{GUARD}]+")
 _ID = re.compile(r"[\w\-]*")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.messages import GUARD
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, TextDelta
 from rekindle.text.stream import overlap
-from rekindle.text.tools_json import skip_blanks
 
 
 @dataclass(frozen=True, slots=True)

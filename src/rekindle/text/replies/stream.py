@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.messages import GUARD
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
@@ -22,7 +23,6 @@ from rekindle.text.replies.format import ReplyFormat
 from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import without
 from rekindle.text.stream import StopSearch, TextStream, overlap
-from rekindle.text.tools_json import skip_blanks
 from rekindle.text.vocabulary import MARK
 
 _TAIL_BYTES = 512  # of a prompt's end: longer than any cue

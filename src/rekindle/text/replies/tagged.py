@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.text.arguments import skip_blanks
 from rekindle.text.messages import GUARD
+from rekindle.text.replies.arguments import escaped, json_of, types_of
 from rekindle.text.replies.reader import Begun, CallLayout, CallMarks, CallScan, Ended, Passed, Step, Tags
 from rekindle.text.replies.sample import MARK, TOOL, VALUES, CallSample
-from rekindle.text.replies.types import escaped, json_of, types_of
 from rekindle.text.stream import overlap
-from rekindle.text.tools_json import skip_blanks
 
 _BARE = re.compile(rf"[^<>\n{GUARD}]*")
 _QUOTED = re.compile(rf"[^\"\n{GUARD}]*")

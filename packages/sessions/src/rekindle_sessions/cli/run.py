@@ -15,8 +15,7 @@ from rich.markup import escape
 
 from rekindle.cli.border import INTERRUPTED
 from rekindle.cli.console import NOT_A_TERMINAL, console
-from rekindle.cli.holding import find_server, naming_the_server
-from rekindle.cli.remote import Remote
+from rekindle.cli.remote import Remote, find_server, naming_the_server
 from rekindle.cli.settings import FLAGS, SERVER_FLAGS, help_of, with_settings
 from rekindle.cli.why import UrlOption
 from rekindle.config import SETTINGS, Settings, StoreSettings
