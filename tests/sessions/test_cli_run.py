@@ -15,8 +15,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rekindle.cli import app
+from rekindle_sessions.cli.run import Transcript
 from rekindle_sessions.cli.stage import Stage
-from rekindle_sessions.cli.transcript import Transcript
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.scenes.scenario import find, load
 from rekindle_sessions.service.events import SessionEvent

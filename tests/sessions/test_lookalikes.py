@@ -8,8 +8,7 @@ import pytest
 
 from rekindle.errors import BadRequest
 from rekindle_sessions.machine.coordination import Coordination
-from rekindle_sessions.machine.lookalikes import PAIRS, SCRIPTS, mixed_scripts, skeleton
-from rekindle_sessions.machine.participants import check_look, check_new_plan
+from rekindle_sessions.machine.participants import PAIRS, SCRIPTS, check_look, check_new_plan, mixed_scripts, skeleton
 from rekindle_sessions.machine.types import Participant, Plan
 
 

@@ -23,7 +23,7 @@ from rekindle_sessions.http.bodies import (
     sampling_of,
 )
 from rekindle_sessions.http.described import as_body
-from rekindle_sessions.http.figures import UNKNOWN, Figures
+from rekindle_sessions.http.observed import UNKNOWN, Figures
 from rekindle_sessions.machine.decisions import Question
 from rekindle_sessions.machine.participants import check_plan
 from rekindle_sessions.machine.types import Participant, Plan

@@ -15,8 +15,7 @@ from rekindle.config import ServerSettings, Settings
 from rekindle.errors import Cancelled, Overloaded, PromptTooLong, RekindleError, StoreError, Timeout
 from rekindle.server.errors import CLIENT_LEFT
 from rekindle.server.observers.metrics import Metrics
-from rekindle_sessions.http.figures import Figures
-from rekindle_sessions.http.observed import observed
+from rekindle_sessions.http.observed import Figures, observed
 from rekindle_sessions.machine.types import Turn
 from rekindle_sessions.service.events import SessionEvent, Spoken, of_failure, of_start
 from tests.server.conftest import serving

@@ -28,8 +28,124 @@ if TYPE_CHECKING:
     from rekindle_sessions.service.events import SessionEvent
 
     Work = Callable[[SceneSession], Awaitable[None]]
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rekindle.errors import RequestFailed
+from rekindle_sessions.cli.stage import DOES, audience, decision_line, figures, scores_line
+from rekindle_sessions.http.described import as_body
+from rekindle_sessions.machine.decisions import Question
+from rekindle_sessions.machine.types import Audience, Plan, Topology, Utterance
+from rekindle_sessions.scenes.play import Begun, Events
+from rekindle_sessions.scenes.scenario import Scenario
+from rekindle_sessions.service.events import SessionEvent
 
 ENGINE_FLAGS = tuple(name for name in FLAGS if name not in SERVER_FLAGS)
+SESSIONS = "/v1/coordination/sessions"
+
+
+class Transcript:
+    """Collects the events of one scene; turns that are incomplete when it stops are not included."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._parts = [f"# {scenario.title}", scenario.about]
+        for each in scenario.plan.participants:
+            role = f", {each.role}" if each.role else ""
+            self._parts.append(f"- {each.name}{role}")
+
+    def add(self, event: SessionEvent) -> None:
+        """Note an event, if it has content for a reader."""
+        data = event.data
+        match event.kind:
+            case "phase":
+                self._parts.append(f"## {data['name']}")
+            case "message":
+                message = data["utterance"]
+                self._parts.append(_entry(message["by"], "speak", message["to"], message["text"]))
+            case "turn_complete":
+                entry = _entry(data["speaker"], data["purpose"], data["to"], data["text"])
+                self._parts.append(f"{entry}\n\n<sub>{figures(data)}</sub>")
+            case "turn_failed":
+                self._parts.append(f"*{data['speaker']} could not speak: {data['error']}*")
+            case "decision":
+                self._parts.append(f"> {decision_line(data)}")
+            case "scores":
+                self._parts.append(f"> {scores_line(data)}")
+            case "outcome":
+                self._outcome(data["verdicts"])
+
+    def text(self, totals: str) -> str:
+        """The whole document so far; `totals` is its last line."""
+        return "\n\n".join([*self._parts, f"<sub>{totals}</sub>"]) + "\n"
+
+    def _outcome(self, verdicts: list[Mapping[str, Any]]) -> None:
+        if verdicts:
+            self._parts.append("## Outcome")
+        for verdict in verdicts:
+            sign = "" if not verdict["of"] else "✓ " if verdict["holds"] else "✗ "
+            self._parts.append(f"- {sign}{verdict['text']}")
+
+
+def _entry(by: str, purpose: str, to: list[str] | None, text: str) -> str:
+    heading = f"**{by}**{DOES[purpose]}{audience(to) if purpose == 'speak' else ''}:"
+    return f"{heading} {text}"
+
+
+# The session of a scene that is played on a running server, over the routes of /v1/coordination/sessions.
+#
+# Owns the requests and the form of their answers here. The scene is read and its phases are run in this process;
+# closing a run's iterator early disconnects, which the server takes as the end of the turn. Imports no torch.
+
+
+class RemoteSession:
+    """One session of a server; a `SceneSession`. Raises what `Remote.ask` does."""
+
+    def __init__(self, server: Remote) -> None:
+        self._server = server
+        self._path = SESSIONS
+
+    async def begin(self, plan: Plan) -> Begun:
+        """Create the session."""
+        info = self._server.ask("POST", SESSIONS, as_body(plan))
+        self._path = f"{SESSIONS}/{info['id']}"
+        said = self._server.ask("GET", f"{self._path}/messages")["data"]
+        return Begun(info["id"], info["layout"], tuple(map(_utterance, said)))
+
+    async def post(self, text: str, *, by: str | None, to: Audience) -> Utterance:
+        """Post a message, by the host unless `by` is given."""
+        return _utterance(self._server.ask("POST", f"{self._path}/messages", {"text": text, "from": by, "to": to}))
+
+    def turn(self, *, speaker: str | None, to: Audience, topology: Topology) -> Events:
+        """Have one agent speak."""
+        return self._run("turn", {"speaker": speaker, "to": to, "topology": topology})
+
+    def round(self, *, speakers: Sequence[str] | None, to: Audience, topology: Topology) -> Events:
+        """Play a round of a topology."""
+        return self._run("round", {"speakers": speakers, "to": to, "topology": topology})
+
+    def vote(self, question: Question, *, voters: Sequence[str]) -> Events:
+        """Put a question to the voters."""
+        fields = asdict(question)
+        return self._run("vote", {"question": fields.pop("text"), **fields, "voters": voters})
+
+    async def end(self) -> None:
+        """Delete the session."""
+        self._server.ask("DELETE", self._path)
+
+    async def _run(self, what: str, body: Mapping[str, Any]) -> Events:
+        """Yield the events of a run; RequestFailed with the server's words if it cannot continue."""
+        async with aclosing(self._server.streaming_async(f"{self._path}/{what}/stream", body)) as events:
+            async for name, data in events:
+                if name == "error":
+                    raise RequestFailed(data["message"])
+                yield SessionEvent(name, data)
+
+
+def _utterance(entry: Mapping[str, Any]) -> Utterance:
+    to = entry["to"]
+    fields = {name: entry[name] for name in ("number", "by", "text", "turn", "purpose", "cut")}
+    return Utterance(**fields, to=None if to is None else tuple(to))
 
 
 @with_settings(only=ENGINE_FLAGS)
@@ -86,8 +202,8 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _play(scene: Scenario, house: House, shown: Console, path: Path | None, keep: bool) -> int:
+    from rekindle_sessions.cli.run import Transcript
     from rekindle_sessions.cli.stage import Stage
-    from rekindle_sessions.cli.transcript import Transcript
 
     shown.print(f"[bold]{escape(scene.title)}[/]\n{escape(scene.about)}", highlight=False, soft_wrap=True)
     stage, written = Stage(scene, shown), Transcript(scene)
@@ -172,7 +288,7 @@ class RemoteHouse:
 
     def run(self, work: Work) -> None:
         """Play over HTTP."""
-        from rekindle_sessions.cli.remote_session import RemoteSession
+        from rekindle_sessions.cli.run import RemoteSession
 
         async def played() -> None:
             await work(RemoteSession(self.server))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from rekindle.engine.api import Engine
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.server.border import in_thread
-from rekindle_sessions.http.figures import Figures
+from rekindle_sessions.http.observed import Figures
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.log.usage import Quota
 from rekindle_sessions.service.coordinator import Coordinator

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rekindle.errors import Cancelled, Conflict, RekindleError, RequestFailed
@@ -38,12 +38,42 @@ from rekindle_sessions.machine.types import (
 )
 from rekindle_sessions.service.events import SessionEvent, Spoken, of_decision, of_failure, of_start, of_utterance
 from rekindle_sessions.service.interruptions import Answer, Interruptions
-from rekindle_sessions.service.outbox import Outbox
 from rekindle_sessions.service.session import Session
 from rekindle_sessions.service.turn import Tally, Voice, request_of
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 1.0  # after the last turn: a run that begins later follows a pause, not a gap
+
+
+class Outbox:
+    """Calls `emit` with each event in order; stops for good once a write has failed."""
+
+    def __init__(self, emit: Callable[[SessionEvent], None]) -> None:
+        self._emit = emit
+        self._items: asyncio.Queue[tuple[SessionEvent, Durable | None] | None] = asyncio.Queue()
+        self._is_closed = False
+
+    def put(self, event: SessionEvent, durable: Durable | None) -> bool:
+        """Queue an event; False if the outbox is closed."""
+        if not self._is_closed:
+            self._items.put_nowait((event, durable))
+        return not self._is_closed
+
+    def close(self) -> None:
+        """Accept no more events."""
+        self._is_closed = True
+        self._items.put_nowait(None)
+
+    async def drain(self) -> None:
+        """Emit queued events until the outbox is closed and empty."""
+        is_lost = False
+        while (item := await self._items.get()) is not None:
+            event, durable = item
+            if durable is not None and not durable.done():
+                await asyncio.wait([durable])
+            is_lost = is_lost or (durable is not None and failure(durable) is not None)
+            if not is_lost:
+                self._emit(event)
 
 
 class Run:
