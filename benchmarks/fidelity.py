@@ -27,8 +27,8 @@ from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.loaded import LoadedModel
 from rekindle.spec import KVLayout
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.bench.eval.bench import windows_of
 from rekindle_lab.bench.eval.kv import Run, Score, layouts_of
-from rekindle_lab.bench.eval.text import windows_of
 from tools.real_models import REAL_MODELS
 
 ROOT = Path(__file__).parents[1]

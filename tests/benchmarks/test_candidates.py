@@ -16,7 +16,7 @@ from rekindle.kv.coded import round_trip
 from rekindle.model.adapter import AttentionCall
 from rekindle.spec import LayerSpec
 from rekindle.text.prompt import PromptEncoder
-from rekindle_lab.bench.eval.text import windows_of
+from rekindle_lab.bench.eval.bench import windows_of
 from rekindle_pocket import MODEL_DIR
 
 TOKENS, HEADS, KV_HEADS, DIM, SCALING = 600, 4, 2, 32, 0.2

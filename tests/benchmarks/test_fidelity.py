@@ -10,8 +10,8 @@ from benchmarks.fidelity import TEXTS, Served, scored
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.bench.eval.bench import windows_of
 from rekindle_lab.bench.eval.kv import layouts_of, score_formats
-from rekindle_lab.bench.eval.text import windows_of
 from rekindle_pocket import MODEL_DIR
 
 

@@ -59,14 +59,14 @@ FLEET = (
     ),
     one(
         "a ring that starts anew when a replica dies",
-        "rekindle_lab/simulate/fleet/ring.py",
+        "rekindle_lab/simulate/fleet/routes.py",
         'start = bisect_right(self._places, self._place(f"session {session}"))',
         'start = bisect_right(self._places, self._place(f"session {session} of {live}"))',
         f"{FLEETS}::test_on_the_ring_only_the_sessions_of_a_dead_replica_move_and_they_return",
     ),
     one(
         "one session of all who share a system prompt",
-        "rekindle_lab/simulate/fleet/sessions.py",
+        "rekindle_lab/simulate/fleet/fleet.py",
         "if block in owners or block in common), None)",
         "if block in owners), None)",
         f"{FLEETS}::test_sessions_of_hashed_blocks_share_blocks_that_few_share",

@@ -17,9 +17,8 @@ from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
 from rekindle.model.loaded import LoadedModel
 from rekindle.text.prompt import PromptEncoder
-from rekindle_lab.bench.eval.bench import EvalBench, run_eval
+from rekindle_lab.bench.eval.bench import EvalBench, run_eval, windows_of
 from rekindle_lab.bench.eval.kv import FormatScores, Score, layouts_of, score_formats
-from rekindle_lab.bench.eval.text import windows_of
 from rekindle_lab.bench.recall import contains_fact
 from rekindle_pocket import MODEL_DIR
 from tests.tiny_models import tiny_model_dir

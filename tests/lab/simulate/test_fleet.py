@@ -14,11 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle_lab.simulate.fleet.fleet import Death, FleetRun, Plan, run_fleet
-from rekindle_lab.simulate.fleet.ring import Ring
-from rekindle_lab.simulate.fleet.routes import ROUTES, Route
+from rekindle_lab.simulate.fleet.fleet import MAX_BRANCHES, Death, FleetRun, Plan, run_fleet, sessions_of
+from rekindle_lab.simulate.fleet.routes import ROUTES, Ring, Route
 from rekindle_lab.simulate.fleet.saturation import PRECISION, saturate
-from rekindle_lab.simulate.fleet.sessions import MAX_BRANCHES, sessions_of
 from rekindle_lab.simulate.fleet.speeds import Speeds
 from rekindle_lab.simulate.fleet.summary import percentile, summarise
 from rekindle_lab.simulate.simulation import Memory, simulate

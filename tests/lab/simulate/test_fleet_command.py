@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from rekindle.cli import app
 from rekindle.errors import ConfigError
+from rekindle_lab.simulate.fleet.fleet import sessions_of
 from rekindle_lab.simulate.fleet.report import show_bytes
-from rekindle_lab.simulate.fleet.sessions import sessions_of
 from rekindle_lab.simulate.fleet.speeds import Speeds
 from rekindle_lab.simulate.reading import read_trace
 from rekindle_lab.simulate.trace import TraceOptions

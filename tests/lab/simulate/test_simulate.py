@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle_lab.simulate.optimum import optimal_hits
 from rekindle_lab.simulate.report import by_arm
-from rekindle_lab.simulate.simulation import LRU, OPTIMUM, Found, Memory, Policy, simulate, sweep
+from rekindle_lab.simulate.simulation import LRU, OPTIMUM, Found, Memory, Policy, optimal_hits, simulate, sweep
 from rekindle_lab.simulate.tier import Tier
 from rekindle_lab.simulate.trace import Trace, TraceBuilder, TraceRequest
 

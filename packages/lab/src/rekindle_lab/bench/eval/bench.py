@@ -7,28 +7,105 @@ of every window restored from disk; then recall of stated facts by distance, hot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
-from rekindle.errors import ConfigError
-from rekindle.harness.plot import check_plot
+from rekindle.errors import BadRequest, ConfigError
+from rekindle.harness.plot import check_plot, pyplot
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.formats import native_format, summary
 from rekindle.model.loaded import LoadedModel
+from rekindle.pocket.conversations import conversation
+from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.kv import FormatScores, Score, layouts_of, score_formats
-from rekindle_lab.bench.eval.plot import plot_eval
-from rekindle_lab.bench.eval.text import windows_of
 from rekindle_lab.bench.recall import KV, RecallArm, RecallBench, RecallScore, ask_arm, questions_of
 
 MIN_BLOCKS = 4  # of a window: two restored, two computed on top
+CONVERSATION_WORDS = 600
+
+
+def windows_of(
+    encoder: PromptEncoder, paths: Sequence[Path], *, context: int, num_tokens: int, seed: int
+) -> list[np.ndarray]:
+    """Return up to `num_tokens` ids in windows of `context`, each after the tokens that begin a text for this model.
+
+    Without paths the bundled generator supplies conversations, in the model's chat format if it has one. ConfigError if
+    a file cannot be read or the text is shorter than one window.
+    """
+    leading = encoder.encode(encoder.render_text(""))
+    room = context - len(leading)
+    rest = _of_files(encoder, paths, len(leading)) if paths else _generated(encoder, num_tokens, seed, len(leading))
+    count = min(num_tokens // context, len(rest) // room)
+    if count < 1:
+        raise ConfigError(f"the text has {len(rest)} tokens, less than one window of {context}: give more text")
+    return [np.concatenate([leading, rest[at * room : (at + 1) * room]]) for at in range(count)]
+
+
+def _of_files(encoder: PromptEncoder, paths: Sequence[Path], num_leading: int) -> np.ndarray:
+    texts = []
+    for path in paths:
+        try:
+            texts.append(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--text {path}: {error}") from error
+    try:
+        return encoder.encode(encoder.render_text("\n\n".join(texts)))[num_leading:]
+    except BadRequest as error:
+        raise ConfigError(f"--text: {error}") from error
+
+
+def _generated(encoder: PromptEncoder, num_tokens: int, seed: int, num_leading: int) -> np.ndarray:
+    chooser = random.Random(seed)
+    pieces: list[np.ndarray] = []
+    while sum(map(len, pieces)) < num_tokens:
+        chat = conversation(chooser, CONVERSATION_WORDS)
+        try:
+            prompt = encoder.render_chat(normalise_messages(chat["messages"]), add_generation_prompt=False)
+            pieces.append(encoder.encode(prompt))
+        except BadRequest:  # no template, or one that wants other turns
+            text = "\n".join(message["content"] for message in chat["messages"])
+            pieces.append(encoder.encode(encoder.render_text(text))[num_leading:])
+    return np.concatenate(pieces)
+
+
+def plot_eval(path: Path, scores: Sequence[FormatScores], recall: Mapping[str, Mapping[int, RecallScore]]) -> None:
+    """Write a PNG: perplexity change and mean KL by format (native is zero), and recall by words in between."""
+    plots = pyplot()
+    figure, axes = plots.subplots(1, 3 if recall else 2, figsize=(12 if recall else 8, 4), layout="constrained")
+    native, others = scores[0], scores[1:]
+    names = [score.name for score in others]
+    hot = [(score.second.perplexity / native.second.perplexity - 1) * 100 for score in others]
+    back = [(score.restored.perplexity / native.second.perplexity - 1) * 100 for score in others]
+    places = range(len(others))
+    axes[0].bar([place - 0.2 for place in places], hot, width=0.4, label="hot")
+    axes[0].bar([place + 0.2 for place in places], back, width=0.4, label="restored")
+    axes[0].set_xticks(list(places), names)
+    axes[0].set_ylabel("perplexity against native, %")
+    axes[0].legend()
+    axes[1].bar(names, [score.whole.mean_kl for score in others])
+    axes[1].set_yscale("log")
+    axes[1].set_ylabel("mean KL to native, nats a token")
+    for arm, by_distance in recall.items():
+        asked = [(distance, score.recalled / score.asked) for distance, score in by_distance.items() if score.asked]
+        style = "--" if arm.endswith("restarted") else "-"
+        axes[2].plot([distance for distance, _ in asked], [share for _, share in asked], style, marker="o", label=arm)
+    if recall:
+        axes[2].set_xlabel("words between fact and question")
+        axes[2].set_ylabel("answers that contain the fact")
+        axes[2].set_ylim(0, 1.05)
+        axes[2].legend()
+    figure.savefig(path)
+    plots.close(figure)
 
 
 @dataclass(frozen=True, slots=True)
