@@ -167,6 +167,27 @@ SERVING = (
         f"{RETENTION}::test_a_branch_is_shortened_from_its_end_and_that_is_told",
     ),
     one(
+        "a parent that is not evicted after its last child",
+        "cache/eviction/order.py",
+        "        if parent >= 0:\n            self._put(parent)\n",
+        "",
+        "tests/cache/test_eviction.py::test_a_parent_takes_the_place_of_its_own_last_use",
+    ),
+    one(
+        "an eviction order that trusts the clock",
+        "cache/eviction/order.py",
+        "if now < slots.last_use[slot]:",
+        "if False:",
+        "tests/cache/test_eviction.py::test_the_clock_may_go_back",
+    ),
+    one(
+        "an eviction order that grows without its quotas",
+        "cache/eviction/order.py",
+        "            self._quotas.grow(size)\n",
+        "            pass\n",
+        "tests/cache/test_eviction.py::test_an_order_grows_with_its_quotas_and_lifetimes",
+    ),
+    one(
         "a namespace that takes all of hot memory",
         "engine/blocks/prefix_cache.py",
         "        self._bound(sequence.root)\n",
