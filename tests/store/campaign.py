@@ -91,7 +91,6 @@ class Campaign:
         self.num_evicted = 0
         self.also: Callable[[WarmStore], None] = lambda store: None  # what else must be true of every crash
         self.now = 1000.0
-        self._since = 0
         self._seen: set[bytes] = set()
         self._indexes: dict[bytes, Index] = {}
         self._lock = threading.Lock()
@@ -163,7 +162,6 @@ class Campaign:
             versions.append(tuple(ids))
             now = self.branches.get(key, Branch(len(versions) - 1))
             self._state(key, replace(now, high=len(versions)))
-            self._since = len(self.moments)
 
     def _state(self, key: Key, now: Branch) -> None:
         under_way = [len(ids) for ids in self.versions[key][now.low + 1 : now.high]]
@@ -180,10 +178,11 @@ class Campaign:
             self._state(key, replace(now, low=later[0], told=num_tokens))
 
     def lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
-        """Eviction took the branch's end; the transaction lies somewhere behind, after the last submission."""
+        """Eviction took the branch's end, in the transaction that began last; other turns may be submitted since."""
         key = (namespace, agent, branch)
         with self._lock:
-            for page in [self.branches, *(moment.branches for moment in self.moments[self._since :])]:
+            begun = max((at for at, moment in enumerate(self.moments) if moment.what.startswith("BEGIN")), default=0)
+            for page in [self.branches, *(moment.branches for moment in self.moments[begun:])]:
                 if key in page:
                     now = page[key]
                     page[key] = replace(now, told=min(now.told, num_tokens), required=min(now.required, num_tokens))
@@ -191,7 +190,6 @@ class Campaign:
     def deleting(self, keys: Sequence[Key]) -> None:
         """These are about to go."""
         with self._lock:
-            self._since = len(self.moments)
             for key in keys:
                 self._state(key, replace(self.branches[key], leaving=True))
                 if not any(now.required for other, now in self.branches.items() if other[:2] == key[:2]):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rekindle.store.warm import WarmStore
-from tests.store.campaign import Campaign, drawn_actions, recorded
+from tests.store.campaign import Campaign, Workload, drawn_actions, recorded
 from tests.store.careless import CARELESS
 from tests.store.chains import Chain, fast_directory, warm_tokens
 from tests.store.recording import CRASHES
@@ -81,6 +81,21 @@ def test_what_a_full_store_kept_survives(directory: Path) -> None:
     assert any(moment.pins for moment in campaign.moments) and campaign.moments[-1].purged
     judge_all(campaign, "full", torn=1, kinds=1 if CRASH_RUNS == 1 else len(CRASHES))
     assert campaign.num_states > 400
+
+
+def test_what_is_submitted_during_an_eviction_does_not_hide_its_loss(directory: Path) -> None:
+    """The next turn comes between the commit of an eviction and its report, as under load it may."""
+
+    class Overlapped(Campaign):
+        def lost(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
+            self.submit(("default", "later", 0), range(5))
+            super().lost(namespace, agent, branch, num_tokens)
+
+    campaign = Overlapped(directory, disk_blocks=12)
+    with campaign.running() as store:
+        Workload(campaign, store, np.random.default_rng(0)).run(["fill"] * 4)
+    assert campaign.num_evicted > 5
+    judge_all(campaign, "overlapped", torn=12, kinds=1)
 
 
 @pytest.mark.parametrize("seed", range(CRASH_RUNS))
