@@ -153,7 +153,7 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "covers of a lost part kept",
         "store/ledger.py",
-        "                    self._covers.drop_part(identity.hash, row[1])\n",
+        "                    self._covers.drop_part(identity.hash, row.part)\n",
         "                    pass\n",
         COVERS,
     ),

@@ -11,7 +11,7 @@ from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_hash
 from rekindle.store.index import Index
 from rekindle.store.readers import read_record
 from rekindle.store.records import BadRecord
-from rekindle.store.schema import COLUMNS, agent_key
+from rekindle.store.schema import agent_key
 from rekindle.store.shards import Shards
 
 
@@ -31,10 +31,9 @@ def check_index(index: Index, block_tokens: int, secret: bytes) -> None:
 
 
 def _check_macs(connection: sqlite3.Connection, index: Index) -> None:
-    for table, mac in index.macs.items():
-        rows = connection.execute(f"SELECT {COLUMNS[table]} FROM {table}")
-        num_damaged = sum(not mac.holds(row) for row in rows)
-        assert not num_damaged, f"{num_damaged} rows of {table} do not verify"
+    for table in index.tables.all:
+        num_damaged = sum(not table.holds(row) for row in table.rows(connection))
+        assert not num_damaged, f"{num_damaged} rows of {table.name} do not verify"
 
 
 def _check_slots(connection: sqlite3.Connection, part: int) -> None:

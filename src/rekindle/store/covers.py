@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from rekindle.cache.blocks.windows import kept_blocks
-from rekindle.store.schema import COVER, IndexMacs
+from rekindle.store.schema import CoverRow, IndexTables
 
 PartKey = tuple[bytes, int]  # block hash, part
 
@@ -30,9 +29,11 @@ DELETE FROM cover WHERE NOT EXISTS (SELECT 1 FROM sequence WHERE agent = cover.a
 class Covers:
     """The covers in `db`. `windows`: the parts that end, with the window of each in tokens."""
 
-    def __init__(self, db: sqlite3.Connection, macs: IndexMacs, windows: Mapping[int, int], block_tokens: int) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, tables: IndexTables, windows: Mapping[int, int], block_tokens: int
+    ) -> None:
         self._db = db
-        self._mac = macs["cover"]
+        self._cover = tables.cover
         self._windows = windows
         self._block_tokens = block_tokens
 
@@ -56,17 +57,14 @@ class Covers:
         needed = self._needed(positions)
         index, block_hash = -(-num_tokens // self._block_tokens) - 1, head
         first = min((index for index, _ in needed), default=0)
-        found: list[tuple[Any, ...]] = []
+        found: list[CoverRow] = []
         while index >= first:
-            found += [(agent, branch, block_hash, part) for part in self._windows if (index, part) in needed]
+            found += [CoverRow(agent, branch, block_hash, part) for part in self._windows if (index, part) in needed]
             parent = parent_of(block_hash)
             if parent is None:
                 break
             index, block_hash = index - 1, parent
-        stored = [row for row in found if self._is_stored(row[2], row[3])]
-        self._db.executemany(
-            f"INSERT INTO cover({COVER}) VALUES (?, ?, ?, ?, ?)", [(*row, self._mac.of(row)) for row in stored]
-        )
+        self._cover.insert(self._db, *(row for row in found if self._is_stored(row.name, row.part)))
 
     def _needed(self, positions: Iterable[int]) -> set[tuple[int, int]]:
         """Return (index of a block, part) of all that these positions need."""

@@ -1,19 +1,22 @@
-"""Index damage found since it was opened: rows that do not verify, or a damaged file.
+"""Index damage found since it was opened: rows that do not verify, or a damaged file; what an error of a file means.
 
-Owns the count, its meaning, and which errors mean damage, when a file is opened and later. A damaged row counts as
-missing; the writer drops and repairs rows before its next transaction. A damaged file (an SQLite B-tree) can no longer
-be written: it is marked, and the next open sets it aside and rebuilds it from the records. Each kind is logged once.
-Any thread may report.
+Owns the count, its meaning, and which errors mean damage or a disk that refuses, when a file is opened and later. A
+damaged row counts as missing; the writer drops and repairs rows before its next transaction. A damaged file (an SQLite
+B-tree) can no longer be written: it is marked, and the next open sets it aside and rebuilds it from the records. Each
+kind is logged once. Any thread may report.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import sqlite3
 import threading
 from collections.abc import Callable
 from typing import Literal
+
+from rekindle.errors import StoreError, StoreRefused
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,10 @@ INDEX_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
 _UNIQUE = (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
 _BROKEN_FILE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = re.compile(r"no such (table|column)|has no column|columns but")  # SQLITE_ERROR's messages for a damaged schema
+_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
+_CODES = frozenset(
+    (sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN)
+)
 
 
 class DamagedRow(ValueError):
@@ -47,6 +54,16 @@ def is_damage_at_open(error: OSError | sqlite3.DatabaseError) -> bool:
     if isinstance(error, sqlite3.OperationalError):
         return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
     return not isinstance(error, OSError)
+
+
+def refusal(error: OSError | sqlite3.Error, message: str) -> StoreError:
+    """The error to raise with this message: a StoreRefused, with which serving can continue, if the disk is full or
+    forbids it; all others (a lock, a link, a foreign file) are for the operator to examine first."""
+    if isinstance(error, OSError):
+        is_refused = error.errno in _NUMBERS
+    else:
+        is_refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in _CODES  # the upper bits give the details
+    return (StoreRefused if is_refused else StoreError)(message)
 
 
 class IndexDamage:

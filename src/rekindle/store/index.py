@@ -15,43 +15,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, id_bytes
+from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.damage import IndexDamage
-from rekindle.store.schema import (
-    AGENT,
-    BLOCK,
-    COLUMNS,
-    META,
-    SEQUENCE,
-    Row,
-    Table,
-    index_macs,
-    prepare,
-)
-from rekindle.store.sqlite_file import connect, connect_writer
-from rekindle.store.values import Place, SequenceRecord, StoredBlock
+from rekindle.store.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare, stored_block
+from rekindle.store.sqlite_file import connect, connect_writer, problem, truncate_log
+from rekindle.store.table import KeyedTable
+from rekindle.store.values import SequenceRecord, StoredBlock
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R", bound=NamedTuple)
 
-_BLOCK = f"SELECT {BLOCK} FROM block WHERE name = ? ORDER BY part"
 _CHAIN = f"""
-WITH RECURSIVE chain(depth, {BLOCK}) AS (
-    SELECT 1, {BLOCK} FROM block WHERE name = ? AND part = 0
+WITH RECURSIVE chain(depth, {BLOCK.columns}) AS (
+    SELECT 1, {BLOCK.columns} FROM block WHERE name = ? AND part = 0
     UNION ALL
-    SELECT depth + 1, {", ".join(f"block.{column}" for column in BLOCK.split(", "))}
+    SELECT depth + 1, {", ".join(f"block.{column}" for column in BlockRow._fields)}
     FROM chain JOIN block ON block.name = chain.parent AND block.part = 0 WHERE depth < ?)
-SELECT {BLOCK} FROM chain ORDER BY depth DESC
+SELECT {BLOCK.columns} FROM chain ORDER BY depth DESC
 """
 _SEQUENCES = f"""
-SELECT {", ".join(f"sequence.{column}" for column in SEQUENCE.split(", "))},
-    {", ".join(f"agent.{column}" for column in AGENT.split(", "))} FROM sequence LEFT JOIN agent USING(agent)
+SELECT {", ".join(f"sequence.{column}" for column in SequenceRow._fields)},
+    {", ".join(f"agent.{column}" for column in AgentRow._fields)} FROM sequence LEFT JOIN agent USING(agent)
 """
-_SEQUENCE_COLUMNS = SEQUENCE.count(",") + 1
+_WIDTH = len(SequenceRow._fields)
 # Every block in the chain of a pinned agent, once.
 _PINNED = """
 WITH RECURSIVE chain(name, parent) AS (
@@ -67,53 +58,40 @@ _NEIGHBOURS = (
 )
 
 
-# Read connections to one SQLite file, each used by one reader at a time.
-#
-# Owns the open connections. Any thread may read, even during `close`: a reader that finishes later closes its own
-# connection, so none leaks.
-
-
 class ReadConnections:
-    """A pool as large as the most concurrent readers so far. Raises sqlite3.Error if unreadable or closed."""
+    """As many connections as there were readers at once so far, each used by one at a time. Any thread may read.
+
+    A reader that finishes after `close` closes its own. Raises sqlite3.Error if unreadable or closed.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._idle: list[sqlite3.Connection] = []
-        self._is_closed = False
+        self._idle: list[sqlite3.Connection] | None = []  # None once closed
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for exclusive use inside the `with` block."""
-        connection = self._take() or self._open()
+        with self._lock:
+            if self._idle is None:
+                raise sqlite3.ProgrammingError(f"{self._path} is closed")
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = connect(self._path)
+            connection.execute("PRAGMA query_only = ON")
         try:
             yield connection
         finally:
-            self._give_back(connection)
-
-    def _take(self) -> sqlite3.Connection | None:
-        with self._lock:
-            if self._is_closed:
-                raise sqlite3.ProgrammingError(f"{self._path} is closed")
-            return self._idle.pop() if self._idle else None
-
-    def _open(self) -> sqlite3.Connection:
-        connection = connect(self._path)
-        connection.execute("PRAGMA query_only = ON")
-        return connection
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+            with self._lock:
+                if self._idle is not None:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
 
     def close(self) -> None:
         """Refuse new readers; reads in progress may finish."""
         with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
+            idle, self._idle = self._idle or [], None
         for connection in idle:
             connection.close()
 
@@ -126,22 +104,12 @@ def common_tokens(stored: bytes, asked: bytes) -> int:
     return int(differing[0]) if len(differing) else size
 
 
-def packed(turn_ends: tuple[int, ...]) -> bytes:
-    """Encode turn ends for a row: u32 little-endian."""
-    return np.array(turn_ends, dtype="<u4").tobytes()
-
-
-def unpacked(turn_ends: bytes) -> tuple[int, ...]:
-    """Decode the turn ends of a row."""
-    return tuple(np.frombuffer(turn_ends, dtype="<u4").tolist())
-
-
 class Index:
     """Queries on the index, from any thread; `damage` records the damage found. Raises sqlite3.Error."""
 
     def __init__(self, path: Path, num_parts: int, *, secret: bytes, mark_damaged: Callable[[], None]) -> None:
         self.num_parts = num_parts
-        self.macs = index_macs(secret)
+        self.tables = IndexTables.of(secret)
         self.damage = IndexDamage(mark_damaged)
         self._path = path
         self._readers = ReadConnections(path)
@@ -159,7 +127,7 @@ class Index:
     def close(self) -> None:
         """Checkpoint the WAL and close all connections; a connection in use is closed by its reader."""
         try:
-            self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            truncate_log(self.writer)
         except sqlite3.Error as error:
             logger.error("the store's index could not be closed cleanly, the next open recovers it: %s", error)
         self.abandon()
@@ -174,23 +142,18 @@ class Index:
 
         Called on the writer thread. StoreError if a reader blocks it for a minute.
         """
-        busy = self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        if busy:
+        if not truncate_log(self.writer):
             raise StoreError(f"the log of {self._path} could not be emptied because it is being read: purge again")
 
     def look_through(self, how: Literal["quick_check", "integrity_check"]) -> None:
-        """Have SQLite check its B-trees; report what it finds as damage to repair. Reads the whole file.
-
-        For 500 MB, "quick_check" takes one second and "integrity_check" ten: it compares rows with their indexes.
-        """
-        (found,) = self.writer.execute(f"PRAGMA {how}(1)").fetchone()
-        if found != "ok":
+        """Have SQLite check its B-trees (`sqlite_file.problem`); report what it finds as damage to repair."""
+        if (found := problem(self.writer, how)) is not None:
             self.damage.found(found)
 
     def verify_rows(self) -> None:
         """Verify every row's MAC; one second for 300,000 rows."""
-        for table, columns in COLUMNS.items():
-            for row in self.writer.execute(f"SELECT {columns} FROM {table}"):
+        for table in self.tables.all:
+            for row in table.rows(self.writer):
                 self._holds(table, row)
 
     @property
@@ -210,14 +173,16 @@ class Index:
     def meta(self) -> dict[str, int]:
         """Settings fixed when the store was created, and its high-water marks."""
         with self.reading() as connection:
-            rows = connection.execute(f"SELECT {META} FROM meta").fetchall()
-        return {row[0]: row[1] for row in rows if self._holds("meta", row)}
+            return {row.key: row.value for row in self._whole(self.tables.meta, connection)}
 
-    def _holds(self, table: Table, row: Row) -> bool:
+    def _whole(self, table: KeyedTable[R], connection: sqlite3.Connection, rest: str = "", *values: Any) -> Iterator[R]:
+        return (row for row in table.rows(connection, rest, *values) if self._holds(table, row))
+
+    def _holds(self, table: KeyedTable[R], row: R) -> bool:
         """Whether a row verifies; if not, report damage. The caller then treats the row as missing."""
-        if self.macs[table].holds(row):
+        if table.holds(row):
             return True
-        self.damage.found(f"a row of {table}")
+        self.damage.found(f"a row of {table.name}")
         return False
 
     def block(self, block_hash: BlockHash) -> StoredBlock | None:
@@ -226,21 +191,12 @@ class Index:
             return self._stored(connection, block_hash)
 
     def _stored(self, connection: sqlite3.Connection, block_hash: bytes) -> StoredBlock | None:
-        rows = self._rows(connection, block_hash)
-        if not rows:
-            return None
-        _, _, parent, root, _, _, ids = rows[0][:7]
-        stored_ids = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
-        identity = BlockIdentity(BlockHash(block_hash), BlockHash(parent), BlockHash(root), stored_ids)
-        return StoredBlock(identity, tuple(Place(row[1], row[4], row[7]) for row in rows))
-
-    def _rows(self, connection: sqlite3.Connection, block_hash: bytes) -> list[Row]:
-        """A block's rows, one for each stored part; empty unless the first part exists and all verify."""
-        rows: list[Row] = connection.execute(_BLOCK, (block_hash,)).fetchall()
-        if rows and rows[0][1] != 0:
+        """A block, if its first part exists and the rows of all parts verify."""
+        rows = list(self.tables.block.rows(connection, "WHERE name = ? ORDER BY part", block_hash))
+        if rows and rows[0].part != 0:
             self.damage.found("a block without its first part")
-            return []
-        return rows if all(self._holds("block", row) for row in rows) else []
+            return None
+        return stored_block(rows) if rows and all(self._holds(self.tables.block, row) for row in rows) else None
 
     def chain(self, hashes: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
         """The leading blocks of a chain that are stored and hold exactly these ids after `parent`."""
@@ -279,40 +235,38 @@ class Index:
     def hashes(self) -> list[BlockHash]:
         """Hashes of all blocks in slot order; reads the whole index."""
         with self.reading() as connection:
-            query = f"SELECT {BLOCK} FROM block WHERE part = 0 ORDER BY slot"
-            return [BlockHash(row[0]) for row in connection.execute(query) if self._holds("block", row)]
+            rows = self._whole(self.tables.block, connection, "WHERE part = 0 ORDER BY slot")
+            return [row.name for row in rows]
 
     def parents(self) -> dict[bytes, tuple[bytes, int]]:
         """Block hash -> (parent, tokens) of every block; reads the whole index."""
         with self.reading() as connection:
-            rows = connection.execute(f"SELECT {BLOCK} FROM block WHERE part = 0")
-            return {row[0]: (row[2], row[5]) for row in rows if self._holds("block", row)}
+            rows = self._whole(self.tables.block, connection, "WHERE part = 0")
+            return {row.name: (row.parent, row.num_tokens) for row in rows}
 
     def sequences(self, agent: bytes | None = None) -> list[SequenceRecord]:
         """Every branch of every agent, or of the one with this key, without token ids."""
-        found = []
-        query, values = (_SEQUENCES, ()) if agent is None else (f"{_SEQUENCES} WHERE agent = ?", (agent,))
+        which, values = ("", ()) if agent is None else ("WHERE agent = ?", (agent,))
         with self.reading() as connection:
-            for row in connection.execute(query, values):
-                owner = row[_SEQUENCE_COLUMNS:]
-                if self._holds("sequence", row) and self._holds("agent", owner):
-                    _, branch, root, head, num_tokens, canonical, last_use, ends, _ = row[:_SEQUENCE_COLUMNS]
-                    ends = unpacked(ends) if ends else ()
-                    found.append(
-                        SequenceRecord(owner[1], owner[2], branch, root, head, num_tokens, canonical, last_use, ends)
-                    )
-        return found
+            rows = connection.execute(f"{_SEQUENCES} {which}", values).fetchall()
+        found = [(SequenceRow._make(row[:_WIDTH]), AgentRow._make(row[_WIDTH:])) for row in rows]
+        return [
+            sequence.record(owner)
+            for sequence, owner in found
+            if self._holds(self.tables.sequence, sequence) and self._holds(self.tables.agent, owner)
+        ]
 
     def ids(self, record: SequenceRecord, block_tokens: int) -> TokenIds | None:
         """Token ids of a branch, read by walking up its chain; None if a block is missing."""
         if record.num_tokens == 0:
             return np.empty(0, dtype=np.uint32)
         with self.reading() as connection:
-            rows = connection.execute(_CHAIN, (record.head, record.num_tokens // block_tokens + 1)).fetchall()
-        if not rows or not all(self._holds("block", row) for row in rows):
+            found = connection.execute(_CHAIN, (record.head, record.num_tokens // block_tokens + 1))
+            rows = list(map(BlockRow._make, found))
+        if not rows or not all(self._holds(self.tables.block, row) for row in rows):
             return None
-        ids = np.frombuffer(b"".join(row[6] for row in rows), dtype="<u4").astype(np.uint32)
-        if rows[0][2] != record.root:
+        ids = np.concatenate([row.token_ids() for row in rows])
+        if rows[0].parent != record.root:
             self.damage.found("a block whose parent is missing")
             return None
         return ids[: record.num_tokens] if len(ids) >= record.num_tokens else None
@@ -325,10 +279,10 @@ class Index:
 
     def pins(self, now: float) -> dict[tuple[str, str], float]:
         """(namespace, agent) -> pin expiry, for agents still pinned at `now`."""
+        pinned = "WHERE pinned_until > 0 AND pinned_until >= ?"
         with self.reading() as connection:
-            query = f"SELECT {AGENT} FROM agent WHERE pinned_until > 0 AND pinned_until >= ?"
-            rows = connection.execute(query, (now,)).fetchall()
-        return {(row[1], row[2]): row[3] for row in rows if self._holds("agent", row)}
+            rows = self._whole(self.tables.agent, connection, pinned, now)
+            return {(row.namespace, row.id): row.pinned_until for row in rows}
 
     def num_pinned_blocks(self, now: float) -> int:
         """Number of blocks in the chains of pinned agents; costs a walk along all of them."""

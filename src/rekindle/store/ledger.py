@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.covers import Covers, PartKey
 from rekindle.store.damage import DamagedRow
-from rekindle.store.index import Index, packed, unpacked
+from rekindle.store.index import Index
 from rekindle.store.repair import Repaired, RowRepair
 from rekindle.store.retention import StoreEvictionOrder
-from rekindle.store.schema import AGENT, BLOCK, COLUMNS, SEQUENCE, Row, Table, agent_key, block_rows
+from rekindle.store.schema import AgentRow, BlockRow, SequenceRow, agent_key
 from rekindle.store.shards import Shards
 from rekindle.store.slots import Slot, SlotTable
+from rekindle.store.sqlite_file import transaction
 from rekindle.store.values import SequenceRecord, Shortened, StoredBlock
 
 # A last use in the future is reset to this long before now, so that a use now is more recent.
@@ -63,22 +63,19 @@ class Ledger:
         self._order = StoreEvictionOrder(self._db)
         self._secret = secret
         self._num_parts = index.num_parts
-        self._macs = index.macs
+        self._tables = index.tables
         self.damage = index.damage
-        self.slots = SlotTable(self._db, self._num_parts, index.macs)
-        self._covers = Covers(self._db, index.macs, windows, block_tokens)
+        self.slots = SlotTable(self._db, self._num_parts, index.tables)
+        self._covers = Covers(self._db, index.tables, windows, block_tokens)
 
     @contextmanager
     def transaction(self) -> Iterator[list[Slot]]:
         """Make one durable change. Yields the list of slots it frees, which may be punched and reused only after it."""
         freed = self.slots.begin()
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield freed
-            self._db.execute("COMMIT")
+            with transaction(self._db):
+                yield freed
         except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             self.slots.roll_back()
             self._order.forget()
             raise
@@ -89,7 +86,7 @@ class Ledger:
 
     def parts(self, block_hash: BlockHash) -> set[int]:
         """Return the parts of a block that are in the index."""
-        return {row[1] for row in self._block(block_hash)}
+        return {row.part for row in self._block(block_hash)}
 
     def add(self, blocks: Iterable[StoredBlock], now: float, *, damaged: Collection[bytes] = ()) -> None:
         """Insert these blocks and take their slots; a part already in the index moves to its new slot.
@@ -103,20 +100,15 @@ class Ledger:
             if not before:
                 self._order.add(identity.hash, identity.parent, identity.root)
             is_anew = 0 in block.parts and identity.hash in damaged
-            moved = [row for row in before if row[1] in block.parts or is_anew]
+            moved = [row for row in before if row.part in block.parts or is_anew]
             for row in moved:
-                self._db.execute("DELETE FROM block WHERE name = ? AND part = ?", row[:2])
-                if row[1] not in block.parts:
-                    self._covers.drop_part(identity.hash, row[1])
+                self._db.execute("DELETE FROM block WHERE name = ? AND part = ?", (row.name, row.part))
+                if row.part not in block.parts:
+                    self._covers.drop_part(identity.hash, row.part)
             for place in block.places:
                 self.slots.take(place.part, place.slot)
-            for row in block_rows(block, now):
-                self._put_block(row)
-            self.slots.free([(row[1], row[4]) for row in moved])
-
-    def _put_block(self, row: Row) -> None:
-        query = f"INSERT INTO block({BLOCK}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        self._db.execute(query, (*row, self._macs["block"].of(row)))
+            self._tables.block.insert(self._db, *BlockRow.of(block, now))
+            self.slots.free([(row.part, row.slot) for row in moved])
 
     def move(self, records: Sequence[SequenceRecord]) -> None:
         """Set each branch's new head and cover, then free what only the old ones used."""
@@ -127,19 +119,8 @@ class Ledger:
             heads += old
             self._order.restate([record.head])
             if self._agent(agent) is None:
-                self._put_agent(agent, record.namespace, record.agent, 0.0)
-            self._put_sequence(
-                (
-                    agent,
-                    record.branch,
-                    record.root,
-                    record.head,
-                    record.num_tokens,
-                    record.canonical_tokens,
-                    record.last_use,
-                    packed(record.turn_ends),
-                )
-            )
+                self._tables.agent.replace(self._db, AgentRow(agent, record.namespace, record.agent, 0.0))
+            self._tables.sequence.replace(self._db, SequenceRow.of(agent, record))
             if self._covers:
                 covered += self._covers.of(agent, record.branch)
                 self._cover(agent, record)
@@ -161,28 +142,28 @@ class Ledger:
         """The parts that end of a chain's blocks from its head back to one of the old heads, or to its root."""
         found: list[PartKey] = []
         while head not in old and (rows := self._block(head)):
-            found += [(head, row[1]) for row in rows if row[1]]
-            head = rows[0][2]
+            found += [(head, row.part) for row in rows if row.part]
+            head = rows[0].parent
         return found
 
     def _parent(self, block_hash: bytes) -> bytes | None:
         rows = self._block(block_hash)
-        return rows[0][2] if rows else None
+        return rows[0].parent if rows else None
 
     def _free_uncovered(self, parts: Iterable[PartKey]) -> None:
         """Free those of these window parts that no branch covers."""
         for block_hash, part in self._covers.uncovered(parts):
-            found = [row for row in self._block(block_hash) if row[1] == part]
+            found = [row for row in self._block(block_hash) if row.part == part]
             self._db.execute("DELETE FROM block WHERE name = ? AND part = ?", (block_hash, part))
-            self.slots.free([(part, row[4]) for row in found])
+            self.slots.free([(part, row.slot) for row in found])
 
     def settle_covers(self) -> None:
         """Cover the end of every branch that covers nothing, and free all window parts that none covers."""
         if not self._covers:
             return
-        for key, branch, _, head, num_tokens, *_ in self._verified("sequence", "1"):
-            if num_tokens and not self._covers.of(key, branch):
-                self._put_cover(key, branch, head, num_tokens)
+        for row in self._tables.sequence.verified(self._db):
+            if row.num_tokens and not self._covers.of(row.agent, row.branch):
+                self._put_cover(row.agent, row.branch, row.head, row.num_tokens)
         self._free_uncovered(self._covers.all_uncovered())
 
     def delete(self, namespace: str, agent: str, branch: int | None) -> int:
@@ -235,7 +216,7 @@ class Ledger:
         self._order.restate(self._heads(key, None))
         known = self._agent(key) is not None
         if known:
-            self._put_agent(key, namespace, agent, until)
+            self._tables.agent.replace(self._db, AgentRow(key, namespace, agent, until))
         return known
 
     def touch(self, uses: Mapping[BranchKey, float], now: float) -> None:
@@ -243,8 +224,8 @@ class Ledger:
         for (namespace, agent, branch), last_use in uses.items():
             key = agent_key(namespace, agent, self._secret)
             for row in self._sequences(key, branch):
-                if not last_use <= row[6] <= now:
-                    self._put_sequence((*row[:6], last_use, row[7]))
+                if not last_use <= row.last_use <= now:
+                    self._tables.sequence.replace(self._db, row._replace(last_use=last_use))
             self._order.restate(self._heads(key, branch))
 
     def clamp_future_uses(self, now: float) -> None:
@@ -253,8 +234,8 @@ class Ledger:
             self._clamp_future_uses(now)
 
     def _clamp_future_uses(self, now: float) -> None:
-        for row in self._verified("sequence", "last_use > ?", now):
-            self._put_sequence((*row[:6], max(0.0, now - JUST_BEFORE_S), row[7]))
+        for row in self._tables.sequence.verified(self._db, "WHERE last_use > ?", now):
+            self._tables.sequence.replace(self._db, row._replace(last_use=max(0.0, now - JUST_BEFORE_S)))
 
     def limit_namespaces(self, share: float) -> None:
         """Evict first from a namespace that has more than this share of the blocks."""
@@ -276,29 +257,27 @@ class Ledger:
                 rows = self._block(block_hash)
                 if not rows:
                     raise DamagedRow("a block that is to be evicted has lost its rows")
-                parent, root = rows[0][2:4]
-                for cut in self._step_back(block_hash, parent, root):
+                for cut in self._step_back(rows[0]):
                     shortened[cut.namespace, cut.agent, cut.branch] = cut
                 self._remove(block_hash, rows)
         return list(shortened.values())
 
-    def _step_back(self, block_hash: bytes, parent: bytes, root: bytes) -> list[Shortened]:
+    def _step_back(self, block: BlockRow) -> list[Shortened]:
         """Move the sequences that end in a block to its parent; delete them if it has none."""
         shortened = []
-        for row in self._verified("sequence", "head = ?", block_hash):
-            key, branch, _, _, num_tokens, canonical, last_use, turn_ends = row[:8]
-            owner = self._agent(key)
+        for row in self._tables.sequence.verified(self._db, "WHERE head = ?", block.name):
+            owner = self._agent(row.agent)
             if owner is None:
                 raise DamagedRow("the agent of a branch is missing")
-            left = (num_tokens - 1) // self._block_tokens * self._block_tokens if parent != root else 0
+            size = self._block_tokens
+            left = (row.num_tokens - 1) // size * size if block.parent != block.root else 0
             if left:
-                ends = packed(tuple(end for end in unpacked(turn_ends) if end <= left))
-                self._put_sequence((key, branch, root, parent, left, min(canonical, left), last_use, ends))
+                self._tables.sequence.replace(self._db, row.cut(block.parent, left))
             else:
-                self._db.execute("DELETE FROM sequence WHERE agent = ? AND branch = ?", (key, branch))
-                self._covers.drop(key, branch)
-                self._forget_empty(key)
-            shortened.append(Shortened(owner[1], owner[2], branch, left))
+                self._db.execute("DELETE FROM sequence WHERE agent = ? AND branch = ?", (row.agent, row.branch))
+                self._covers.drop(row.agent, row.branch)
+                self._forget_empty(row.agent)
+            shortened.append(Shortened(owner.namespace, owner.id, row.branch, left))
         return shortened
 
     def repair(self, shards: Shards, now: float) -> Repaired:
@@ -306,7 +285,7 @@ class Ledger:
 
         sqlite3.DatabaseError if the file itself is damaged.
         """
-        done = RowRepair(self._db, self._macs, self._secret, shards, now).run()
+        done = RowRepair(self._db, self._tables, self._secret, shards, now).run()
         self.slots.freed += done.freed
         self.slots.reload()
         self.settle_covers()
@@ -323,45 +302,27 @@ class Ledger:
         """Assert that the order in memory matches the rows; the ledger must be idle."""
         self._order.check()
 
-    def _heads(self, agent: bytes, branch: int | None) -> list[bytes]:
-        return [row[3] for row in self._sequences(agent, branch)]
+    def _heads(self, agent: bytes, branch: int | None) -> list[BlockHash]:
+        return [row.head for row in self._sequences(agent, branch)]
 
-    def _sequences(self, agent: bytes, branch: int | None) -> list[Row]:
-        if branch is None:
-            return self._verified("sequence", "agent = ?", agent)
-        return self._verified("sequence", "agent = ? AND branch = ?", agent, branch)
+    def _sequences(self, agent: bytes, branch: int | None) -> list[SequenceRow]:
+        which, values = ("", ()) if branch is None else ("AND branch = ?", (branch,))
+        return self._tables.sequence.verified(self._db, f"WHERE agent = ? {which}", agent, *values)
 
-    def _agent(self, key: bytes) -> Row | None:
-        rows = self._verified("agent", "agent = ?", key)
-        return rows[0] if rows else None
+    def _agent(self, key: bytes) -> AgentRow | None:
+        return next(iter(self._tables.agent.verified(self._db, "WHERE agent = ?", key)), None)
 
-    def _block(self, block_hash: bytes) -> list[Row]:
-        return self._verified("block", "name = ? ORDER BY part", block_hash)
-
-    def _verified(self, table: Table, where: str, *values: Any) -> list[Row]:
-        """Return these rows; DamagedRow if one does not verify."""
-        query = f"SELECT {COLUMNS[table]} FROM {table} WHERE {where}"
-        rows: list[Row] = self._db.execute(query, values).fetchall()
-        if not all(map(self._macs[table].holds, rows)):
-            raise DamagedRow(f"a row of {table}")
-        return rows
+    def _block(self, block_hash: bytes) -> list[BlockRow]:
+        return self._tables.block.verified(self._db, "WHERE name = ? ORDER BY part", block_hash)
 
     def _verify_all(self) -> None:
         """Raise DamagedRow unless every row that may concern an agent verifies; 3 s for a million blocks."""
-        for table, mac in self._macs.items():
-            if not all(map(mac.holds, self._db.execute(f"SELECT {COLUMNS[table]} FROM {table}"))):
-                raise DamagedRow(f"a row of {table}")
+        for table in self._tables.all:
+            if not all(map(table.holds, table.rows(self._db))):
+                raise DamagedRow(f"a row of {table.name}")
         for part in range(self._num_parts):
             if (problem := self.slots.differing(part)) is not None:
                 raise DamagedRow(problem)
-
-    def _put_agent(self, *row: Any) -> None:
-        query = f"INSERT OR REPLACE INTO agent({AGENT}) VALUES (?, ?, ?, ?, ?)"
-        self._db.execute(query, (*row, self._macs["agent"].of(row)))
-
-    def _put_sequence(self, row: Row) -> None:
-        query = f"INSERT OR REPLACE INTO sequence({SEQUENCE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        self._db.execute(query, (*row, self._macs["sequence"].of(row)))
 
     def _release(self, heads: Iterable[bytes]) -> int:
         """Free unused blocks from these heads upwards; return the number of slots freed."""
@@ -372,15 +333,15 @@ class Ledger:
                 if not rows:
                     break
                 self._remove(block_hash, rows)
-                block_hash = rows[0][2]
+                block_hash = rows[0].parent
             self._order.restate([block_hash])
         return len(self.slots.freed) - before
 
-    def _remove(self, block_hash: bytes, rows: Sequence[Row]) -> None:
+    def _remove(self, block_hash: bytes, rows: Sequence[BlockRow]) -> None:
         self._covers.drop_block(block_hash)
         self._db.execute("DELETE FROM block WHERE name = ?", (block_hash,))
-        self.slots.free([(row[1], row[4]) for row in rows])
-        self._order.remove(block_hash, rows[0][2])
+        self.slots.free([(row.part, row.slot) for row in rows])
+        self._order.remove(block_hash, rows[0].parent)
 
     def _in_use(self, block_hash: bytes) -> bool:
         row = self._db.execute(

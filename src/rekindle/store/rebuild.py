@@ -17,10 +17,9 @@ from pathlib import Path
 from rekindle.agent_ids import recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.damage import INDEX_DAMAGE
-from rekindle.store.index import unpacked
 from rekindle.store.ledger import Ledger
-from rekindle.store.record_rows import whole_rows, with_parents
-from rekindle.store.schema import AGENT, SEQUENCE, index_macs, is_agent
+from rekindle.store.repair import whole_rows, with_parents
+from rekindle.store.schema import AgentRow, IndexTables
 from rekindle.store.shards import Shards
 from rekindle.store.sqlite_file import connect
 from rekindle.store.values import SequenceRecord, StoredBlock
@@ -50,22 +49,17 @@ class Salvaged:
 
 def salvage(path: Path, secret: bytes) -> list[Salvaged]:
     """Read the branches of an index that was set aside, for agents whose key matches their keyed hash."""
-    agents: dict[bytes, tuple[str, str, float]] = {}
+    agents: dict[bytes, AgentRow] = {}
     found: list[Salvaged] = []
-    macs = index_macs(secret)
+    tables = IndexTables.of(secret)
     with contextlib.suppress(*INDEX_DAMAGE), contextlib.closing(connect(path)) as connection:
-        for row in connection.execute(f"SELECT {AGENT} FROM agent"):
-            if is_agent(row, secret):
-                agents[row[0]] = (row[1], row[2], row[3] if macs["agent"].holds(row) else 0.0)
-        for row in filter(macs["sequence"].holds, connection.execute(f"SELECT {SEQUENCE} FROM sequence")):
-            key, branch, root, head, num_tokens, canonical, last_use, ends = row[:8]
+        for owner in tables.agent.rows(connection):
+            if owner.is_named(secret):
+                agents[owner.agent] = owner if tables.agent.holds(owner) else owner._replace(pinned_until=0.0)
+        for row in filter(tables.sequence.holds, tables.sequence.rows(connection)):
             with contextlib.suppress(TypeError, ValueError):
-                if key in agents and 0 <= canonical <= num_tokens and math.isfinite(last_use):
-                    namespace, agent, pinned = agents[key]
-                    record = SequenceRecord(
-                        namespace, agent, branch, root, head, num_tokens, canonical, last_use, unpacked(ends)
-                    )
-                    found.append(Salvaged(record, float(pinned)))
+                if row.agent in agents and 0 <= row.canonical_tokens <= row.num_tokens and math.isfinite(row.last_use):
+                    found.append(Salvaged(row.record(agents[row.agent]), float(agents[row.agent].pinned_until)))
     return found
 
 

@@ -4,19 +4,26 @@
     read: blocks recovered  →  blocks without parents, branches without heads dropped  →  free slots recomputed
 
 Runs inside a ledger transaction. Reads every row, which takes seconds for a million blocks, and only those records
-whose slots no row accounts for. An agent's row whose key still matches its agent loses only its pin.
+whose slots no row accounts for. An agent's row whose key still matches its agent loses only its pin. `rebuild` recovers
+blocks from all records in the same way.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rekindle.store.record_rows import whole_rows, with_parents
-from rekindle.store.schema import AGENT, BLOCK, COLUMNS, IndexMacs, Table, block_rows, is_agent
+import numpy as np
+
+from rekindle.cache.blocks.hashing import block_hash, tail_hash
+from rekindle.store.records import PAGE, BadRecord
+from rekindle.store.schema import BLOCK, BlockRow, FreeRow, IndexTables, MetaRow
 from rekindle.store.shards import Shards
-from rekindle.store.values import Shortened
+from rekindle.store.sqlite_file import problem
+from rekindle.store.table import KeyedTable
+from rekindle.store.values import Place, Shortened, StoredBlock
 
 _INCOMPLETE = "DELETE FROM block WHERE part > 0 AND name NOT IN (SELECT name FROM block WHERE part = 0)"
 _UNREACHABLE = """
@@ -31,6 +38,60 @@ _HEADLESS = """
 DELETE FROM sequence WHERE agent NOT IN (SELECT agent FROM agent)
     OR head != root AND NOT EXISTS (SELECT 1 FROM block WHERE name = head AND part = 0 AND block.root = sequence.root)
 """
+
+
+def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[StoredBlock]]:
+    """Count the non-empty ones of these slots (per part) and return the intact blocks in them, unordered.
+
+    A block needs its first part, and has those of windows that are there. If it is stored twice, the later slot wins.
+    """
+    num_found, by_part = [], []
+    for part, of_part in enumerate(slots):
+        found = list(_records(shards, part, of_part))
+        num_found.append(len(found))
+        by_part.append({row.identity.hash: row for row in found if row is not None})
+    rows = []
+    for digest, row in by_part[0].items():
+        places = tuple(place for found in by_part if digest in found for place in found[digest].places)
+        rows.append(StoredBlock(row.identity, places))
+    return max(num_found), rows
+
+
+def with_parents(rows: Iterable[StoredBlock], known: Iterable[tuple[bytes, bytes]] = ()) -> list[StoredBlock]:
+    """The rows whose ancestors up to the root are among them or in `known` (hash, root); parents first."""
+    children: dict[bytes, list[StoredBlock]] = {}
+    for row in rows:
+        children.setdefault(row.identity.parent, []).append(row)
+    reached = [row for found in children.values() for row in found if row.identity.parent == row.identity.root]
+    reached += [row for digest, root in known for row in children.get(digest, ()) if row.identity.root == root]
+    whole: list[StoredBlock] = []
+    while reached:
+        row = reached.pop()
+        whole.append(row)
+        own = row.identity
+        reached += [child for child in children.get(own.hash, ()) if child.identity.root == own.root]
+    return whole
+
+
+def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[StoredBlock | None]:
+    """Yield the records of a part as single-part rows, None for each that does not verify."""
+    record_format = shards.formats[part]
+    buffer = np.empty(record_format.record_bytes, dtype=np.uint8)
+    for slot in slots:
+        try:
+            shards.read(part, slot, buffer[:PAGE])
+            if not buffer[:PAGE].any():
+                continue
+            shards.read(part, slot, buffer)
+            stated = record_format.decode(buffer).identity
+        except BadRecord:
+            yield None
+            continue
+        hash_fn = block_hash if stated.num_tokens == record_format.block_tokens else tail_hash
+        if hash_fn(stated.parent, stated.ids) == stated.hash:
+            yield StoredBlock(stated, (Place(part, slot, record_format.payload_crc(buffer)),))
+        else:
+            yield None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +110,9 @@ class Repaired:
 class RowRepair:
     """One repair of the index in `db`, whose records are in `shards`."""
 
-    def __init__(self, db: sqlite3.Connection, macs: IndexMacs, secret: bytes, shards: Shards, now: float) -> None:
+    def __init__(self, db: sqlite3.Connection, tables: IndexTables, secret: bytes, shards: Shards, now: float) -> None:
         self._db = db
-        self._macs = macs
+        self._tables = tables
         self._secret = secret
         self._shards = shards
         self._now = now
@@ -59,9 +120,10 @@ class RowRepair:
 
     def run(self) -> Repaired:
         """Leave only rows that verify and agree. sqlite3.DatabaseError if the file is damaged beyond its rows."""
+        tables = self._tables
         num_rows = self._drop_agents() + self._drop_blocks()
         known = self._branches()
-        num_rows += self._drop("meta") + self._drop("free") + self._drop("sequence") + self._drop("cover")
+        num_rows += sum(self._drop(table) for table in tables.all if table.name not in ("agent", "block"))
         self._check_file()
         self._db.execute(_INCOMPLETE)
         num_slots = [self._num_slots(part) for part in self._parts]
@@ -73,55 +135,47 @@ class RowRepair:
         freed = [(part, slot) for part in self._parts for slot in self._restate_free(part, num_slots[part])]
         marks = {f"num_slots.{part}": num_slots[part] for part in self._parts}
         marks |= {f"slots_per_shard.{part}": self._shards.slots_per_shard[part] for part in self._parts}
-        self._put("meta", marks.items())
+        tables.meta.replace(self._db, *(MetaRow(key, value) for key, value in marks.items()))
         left = self._branches()
         lost = tuple(Shortened(*owner, key[1], 0) for key, owner in known.items() if key not in left)
         return Repaired(num_rows, lost, tuple(freed))
 
     def _drop_blocks(self) -> int:
         """Delete damaged block rows; return how many."""
-        holds = self._macs["block"].holds
-        rows = self._db.execute(f"SELECT {BLOCK}, id FROM block")
-        damaged = [(row[-1],) for row in rows if not holds(row)]
+        rows = self._db.execute(f"SELECT id, {BLOCK.columns} FROM block")
+        damaged = [(number,) for number, *row in rows if not self._tables.block.holds(BlockRow._make(row))]
         self._db.executemany("DELETE FROM block WHERE id = ?", damaged)
         return len(damaged)
 
     def _drop_agents(self) -> int:
         """Delete damaged agent rows, keeping the columns covered by the keyed hash; return how many."""
-        rows = self._db.execute(f"SELECT {AGENT} FROM agent").fetchall()
-        whole = [row for row in rows if self._macs["agent"].holds(row)]
+        agent = self._tables.agent
+        rows = list(agent.rows(self._db))
+        whole = list(filter(agent.holds, rows))
         if len(whole) < len(rows):
-            proven = [(*row[:3], 0.0) for row in rows if is_agent(row, self._secret)]
-            kept = {row[0]: row[:4] for row in (*proven, *whole)}
+            proven = [row._replace(pinned_until=0.0) for row in rows if row.is_named(self._secret)]
+            kept = {row.agent: row for row in (*proven, *whole)}
             self._db.execute("DELETE FROM agent")
-            self._put("agent", kept.values())
+            agent.replace(self._db, *kept.values())
         return len(rows) - len(whole)
 
-    def _drop(self, table: Table) -> int:
+    def _drop(self, table: KeyedTable[Any]) -> int:
         """Delete damaged rows of a table whose keys may be damaged too; return how many."""
-        rows = self._db.execute(f"SELECT {COLUMNS[table]} FROM {table}").fetchall()
-        whole = [row[:-1] for row in rows if self._macs[table].holds(row)]
+        rows = list(table.rows(self._db))
+        whole = list(filter(table.holds, rows))
         if len(whole) < len(rows):
-            self._db.execute(f"DELETE FROM {table}")
-            self._put(table, whole)
+            self._db.execute(f"DELETE FROM {table.name}")
+            table.replace(self._db, *whole)
         return len(rows) - len(whole)
-
-    def _put(self, table: Table, rows: Iterable[tuple[object, ...]]) -> None:
-        marks = ", ".join("?" * (COLUMNS[table].count(",") + 1))
-        change = f"INSERT OR REPLACE INTO {table}({COLUMNS[table]}) VALUES ({marks})"
-        self._db.executemany(change, [(*row, self._macs[table].of(row)) for row in rows])
 
     def _check_file(self) -> None:
-        for attempt in ("as it is", "with its indexes rebuilt"):
-            (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
-            if found == "ok":
-                return
-            if attempt == "as it is":
-                try:
-                    self._db.execute("REINDEX")
-                except sqlite3.IntegrityError as error:
-                    raise sqlite3.DatabaseError(f"two rows have one key: {error}") from error
-        raise sqlite3.DatabaseError(found)
+        if problem(self._db, "integrity_check") is not None:
+            try:
+                self._db.execute("REINDEX")
+            except sqlite3.IntegrityError as error:
+                raise sqlite3.DatabaseError(f"two rows have one key: {error}") from error
+            if (found := problem(self._db, "integrity_check")) is not None:
+                raise sqlite3.DatabaseError(found)
 
     def _branches(self) -> dict[tuple[bytes, int], tuple[str, str]]:
         """(agent key, branch) -> (namespace, agent), for known agents."""
@@ -148,7 +202,7 @@ class RowRepair:
         known = self._db.execute("SELECT name, root FROM block WHERE part = 0").fetchall()
         hashes = {block_hash for block_hash, _ in known}
         for block in with_parents((block for block in found if block.identity.hash not in hashes), known):
-            self._put("block", block_rows(block, self._now))
+            self._tables.block.replace(self._db, *BlockRow.of(block, self._now))
 
     def _restate_free(self, part: int, num_slots: int) -> list[int]:
         """Make exactly the slots without a block free; return those that were not."""
@@ -156,5 +210,5 @@ class RowRepair:
         free = set(range(num_slots)) - used
         self._db.executemany("DELETE FROM free WHERE part = ? AND slot = ?", [(part, slot) for slot in before - free])
         freed = sorted(free - before)
-        self._put("free", [(part, slot) for slot in freed])
+        self._tables.free.replace(self._db, *(FreeRow(part, slot) for slot in freed))
         return freed

@@ -1,4 +1,8 @@
-"""The tables of the index, the MACs of their rows, and the keyed hash that identifies an agent."""
+"""The tables of the index as rows by name, what rows mean to the store, and the keyed hash that identifies an agent.
+
+A column is a field of its row: SQL, MACs and the rows' types follow from it (`table`). Rows in a changed form need a
+new INDEX_VERSION.
+"""
 
 from __future__ import annotations
 
@@ -6,84 +10,166 @@ import hashlib
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, NamedTuple
 
-from rekindle.cache.blocks.hashing import HASH_BYTES, id_bytes
+import numpy as np
+
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, BlockIdentity, TokenIds, id_bytes
 from rekindle.errors import StoreError
-from rekindle.store.row_macs import TableMac, row_key
-from rekindle.store.values import StoredBlock
+from rekindle.store.sqlite_file import create, version_of
+from rekindle.store.table import KeyedTable, Mac, Table, row_key
+from rekindle.store.values import Place, SequenceRecord, StoredBlock
 
 INDEX_VERSION = 4
-Row = Sequence[Any]
-Table = Literal["meta", "free", "agent", "sequence", "block", "cover"]
-IndexMacs = dict[Table, TableMac]
-
-# Columns in the order they are read and hashed, the MAC last.
-BLOCK = "name, part, parent, root, slot, num_tokens, ids, crc, last_use, mac"
-AGENT = "agent, namespace, id, pinned_until, mac"
-SEQUENCE = "agent, branch, root, head, num_tokens, canonical_tokens, last_use, turn_ends, mac"
-FREE = "part, slot, mac"
-META = "key, value, mac"
-COVER = "agent, branch, name, part, mac"
-COLUMNS: dict[Table, str] = {
-    "meta": META,
-    "free": FREE,
-    "agent": AGENT,
-    "sequence": SEQUENCE,
-    "block": BLOCK,
-    "cover": COVER,
-}
-_KINDS: dict[Table, str] = {
-    "meta": "ti",
-    "free": "ii",
-    "agent": "bttf",
-    "sequence": "bibbiifb",
-    "block": "bibbiibif",
-    "cover": "bibi",
-}
 
 
-def block_rows(block: StoredBlock, last_use: float) -> list[tuple[Any, ...]]:
-    """The rows of a block, one for each stored part, without their MACs."""
-    own = block.identity
-    ids = id_bytes(own.ids)
-    return [
-        (own.hash, place.part, own.parent, own.root, place.slot, own.num_tokens, ids, place.crc, last_use)
-        for place in block.places
-    ]
+class MetaRow(NamedTuple):
+    """A setting of the store, or a high-water mark."""
+
+    key: Annotated[str, "TEXT PRIMARY KEY"]
+    value: int
+    mac: Mac = b""
 
 
+class FreeRow(NamedTuple):
+    """A slot without a block."""
+
+    part: int
+    slot: int
+    mac: Mac = b""
+
+
+class AgentRow(NamedTuple):
+    """An agent: its key is the keyed hash of its namespace and id."""
+
+    agent: Annotated[bytes, "BLOB PRIMARY KEY"]
+    namespace: str
+    id: str
+    pinned_until: Annotated[float, "REAL NOT NULL DEFAULT 0"]
+    mac: Mac = b""
+
+    def is_named(self, secret: bytes) -> bool:
+        """Whether the key is that of the namespace and id."""
+        try:
+            return bool(self.agent == agent_key(self.namespace, self.id, secret))
+        except (TypeError, AttributeError, ValueError):
+            return False
+
+
+class SequenceRow(NamedTuple):
+    """A branch of an agent. `turn_ends`: u32 little-endian."""
+
+    agent: bytes
+    branch: int
+    root: BlockHash
+    head: BlockHash
+    num_tokens: int
+    canonical_tokens: int
+    last_use: float
+    turn_ends: bytes
+    mac: Mac = b""
+
+    @classmethod
+    def of(cls, agent: bytes, record: SequenceRecord) -> SequenceRow:
+        """The row of a branch of the agent with this key."""
+        ends = np.array(record.turn_ends, dtype="<u4").tobytes()
+        sizes = record.num_tokens, record.canonical_tokens, record.last_use
+        return cls(agent, record.branch, record.root, record.head, *sizes, ends)
+
+    def record(self, owner: AgentRow) -> SequenceRecord:
+        """The branch as the store's callers know it."""
+        where = owner.namespace, owner.id, self.branch, self.root, self.head
+        ends = tuple(np.frombuffer(self.turn_ends, dtype="<u4").tolist())
+        return SequenceRecord(*where, self.num_tokens, self.canonical_tokens, self.last_use, ends)
+
+    def cut(self, head: BlockHash, num_tokens: int) -> SequenceRow:
+        """The branch's first tokens, which end in the block `head`."""
+        ends = np.frombuffer(self.turn_ends, dtype="<u4")
+        canonical, kept = min(self.canonical_tokens, num_tokens), ends[ends <= num_tokens].tobytes()
+        return self._replace(head=head, num_tokens=num_tokens, canonical_tokens=canonical, turn_ends=kept)
+
+
+class BlockRow(NamedTuple):
+    """The record of one part of a block. `ids`: u32 little-endian."""
+
+    name: BlockHash
+    part: int
+    parent: BlockHash
+    root: BlockHash
+    slot: int
+    num_tokens: int
+    ids: bytes
+    crc: int
+    last_use: float
+    mac: Mac = b""
+
+    @classmethod
+    def of(cls, block: StoredBlock, last_use: float) -> list[BlockRow]:
+        """The rows of a block, one for each stored part."""
+        own, ids = block.identity, id_bytes(block.identity.ids)
+        return [
+            cls(own.hash, each.part, own.parent, own.root, each.slot, own.num_tokens, ids, each.crc, last_use)
+            for each in block.places
+        ]
+
+    def token_ids(self) -> TokenIds:
+        """The block's token ids [num_tokens]."""
+        return np.frombuffer(self.ids, dtype="<u4").astype(np.uint32)
+
+
+def stored_block(rows: Sequence[BlockRow]) -> StoredBlock:
+    """The block that has these rows, at least one."""
+    first = rows[0]
+    identity = BlockIdentity(first.name, first.parent, first.root, first.token_ids())
+    return StoredBlock(identity, tuple(Place(row.part, row.slot, row.crc) for row in rows))
+
+
+class CoverRow(NamedTuple):
+    """A part of a block that a branch needs to be resumed."""
+
+    agent: bytes
+    branch: int
+    name: bytes
+    part: int
+    mac: bytes = b""
+
+
+META = Table("meta", MetaRow)
+FREE = Table("free", FreeRow, "PRIMARY KEY(part, slot)")
+AGENT = Table("agent", AgentRow)
+SEQUENCE = Table("sequence", SequenceRow, "PRIMARY KEY(agent, branch)")
+BLOCK = Table("block", BlockRow, "UNIQUE(name, part), UNIQUE(part, slot)", options="", hidden="id INTEGER PRIMARY KEY")
+COVER = Table("cover", CoverRow, "PRIMARY KEY(agent, branch, name, part)")
+TABLES: tuple[Table[Any], ...] = (META, FREE, AGENT, SEQUENCE, BLOCK, COVER)
 # The child index contains the ids, so the child with the most leading ids in common is adjacent to the queried ids:
 # O(log n), even below a root with ten thousand children.
-_SCHEMA = f"""
-CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'') WITHOUT ROWID;
-CREATE TABLE block(
-    id INTEGER PRIMARY KEY, name BLOB NOT NULL, part INTEGER NOT NULL, parent BLOB NOT NULL, root BLOB NOT NULL,
-    slot INTEGER NOT NULL, num_tokens INTEGER NOT NULL, ids BLOB NOT NULL, crc INTEGER NOT NULL, last_use REAL NOT NULL,
-    mac BLOB NOT NULL DEFAULT x'', UNIQUE(name, part), UNIQUE(part, slot));
-CREATE INDEX block_child ON block(parent, ids) WHERE part = 0;
-CREATE TABLE agent(
-    agent BLOB PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, pinned_until REAL NOT NULL DEFAULT 0,
-    mac BLOB NOT NULL DEFAULT x'') WITHOUT ROWID;
-CREATE TABLE sequence(
-    agent BLOB NOT NULL, branch INTEGER NOT NULL, root BLOB NOT NULL, head BLOB NOT NULL, num_tokens INTEGER NOT NULL,
-    canonical_tokens INTEGER NOT NULL, last_use REAL NOT NULL, turn_ends BLOB NOT NULL, mac BLOB NOT NULL DEFAULT x'',
-    PRIMARY KEY(agent, branch)) WITHOUT ROWID;
-CREATE INDEX sequence_head ON sequence(head);
-CREATE TABLE free(
-    part INTEGER NOT NULL, slot INTEGER NOT NULL, mac BLOB NOT NULL DEFAULT x'', PRIMARY KEY(part, slot)) WITHOUT ROWID;
-CREATE TABLE cover(
-    agent BLOB NOT NULL, branch INTEGER NOT NULL, name BLOB NOT NULL, part INTEGER NOT NULL, mac BLOB NOT NULL,
-    PRIMARY KEY(agent, branch, name, part)) WITHOUT ROWID;
-CREATE INDEX cover_part ON cover(name, part);
-PRAGMA user_version = {INDEX_VERSION};
-"""
+_INDEXES = (
+    "CREATE INDEX block_child ON block(parent, ids) WHERE part = 0",
+    "CREATE INDEX sequence_head ON sequence(head)",
+    "CREATE INDEX cover_part ON cover(name, part)",
+)
 
 
-def index_macs(secret: bytes) -> IndexMacs:
-    """The MAC of each table, keyed with the store's secret."""
-    key = row_key(secret, "index")
-    return {table: TableMac(key, table, kinds) for table, kinds in _KINDS.items()}
+class IndexTables(NamedTuple):
+    """The tables of one index."""
+
+    meta: KeyedTable[MetaRow]
+    free: KeyedTable[FreeRow]
+    agent: KeyedTable[AgentRow]
+    sequence: KeyedTable[SequenceRow]
+    block: KeyedTable[BlockRow]
+    cover: KeyedTable[CoverRow]
+
+    @classmethod
+    def of(cls, secret: bytes) -> IndexTables:
+        """Those whose rows are sealed with the store's secret."""
+        key = row_key(secret, "index")
+        return cls(*(KeyedTable(table, key) for table in TABLES))
+
+    @property
+    def all(self) -> tuple[KeyedTable[Any], ...]:
+        """Every table, for what does not ask what its rows are."""
+        return self
 
 
 def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:
@@ -99,22 +185,14 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
 
     StoreError for one of another version, sqlite3.DatabaseError if the file is not an index.
     """
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    version, tables = version_of(db)
+    is_index = tables >= {table.name for table in TABLES}
     if version == 0 and not tables:
-        db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-    elif version > INDEX_VERSION and tables >= set(COLUMNS):
+        create(db, [*(table.create for table in TABLES), *_INDEXES], INDEX_VERSION)
+    elif version > INDEX_VERSION and is_index:
         raise StoreError(
             f"{path} was written by a newer Rekindle (version {version}, this one knows {INDEX_VERSION}): "
             "use that one, or choose another directory as store"
         )
-    elif version != INDEX_VERSION or not tables >= set(COLUMNS):
+    elif version != INDEX_VERSION or not is_index:
         raise sqlite3.DatabaseError(f"tables {sorted(tables)} of version {version}")
-
-
-def is_agent(row: Row, secret: bytes) -> bool:
-    """Whether an agent row's key is the keyed hash of its namespace and id."""
-    try:
-        return bool(row[0] == agent_key(row[1], row[2], secret))
-    except (TypeError, AttributeError, ValueError):
-        return False

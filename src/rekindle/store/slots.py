@@ -10,8 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from rekindle.store.damage import DamagedRow
-from rekindle.store.schema import FREE, META, IndexMacs
+from rekindle.store.schema import FreeRow, IndexTables, MetaRow
 
 Slot = tuple[int, int]  # part, slot
 
@@ -19,9 +18,9 @@ Slot = tuple[int, int]  # part, slot
 class SlotTable:
     """Slot bookkeeping: `num_slots` and `num_free` per part match the rows; `freed` are slots freed since `begin`."""
 
-    def __init__(self, db: sqlite3.Connection, num_parts: int, macs: IndexMacs) -> None:
+    def __init__(self, db: sqlite3.Connection, num_parts: int, tables: IndexTables) -> None:
         self._db = db
-        self._macs = macs
+        self._tables = tables
         self._num_parts = num_parts
         self.num_slots = [0] * num_parts
         self.num_free = [0] * num_parts
@@ -31,8 +30,7 @@ class SlotTable:
 
     def reload(self) -> None:
         """Reload the counts from the rows; a mark that is missing or does not verify keeps its value."""
-        rows = self._db.execute(f"SELECT {META} FROM meta").fetchall()
-        marks = {row[0]: row[1] for row in rows if self._macs["meta"].holds(row)}
+        marks = {row.key: row.value for row in self._tables.meta.rows(self._db) if self._tables.meta.holds(row)}
         self.num_slots = [marks.get(f"num_slots.{part}", self.num_slots[part]) for part in range(self._num_parts)]
         free = dict(self._db.execute("SELECT part, COUNT(*) FROM free GROUP BY part"))
         self.num_free = [free.get(part, 0) for part in range(self._num_parts)]
@@ -53,11 +51,8 @@ class SlotTable:
 
     def next(self, part: int, count: int) -> list[int]:
         """The slots of a part for the next `count` blocks, lowest first; they must be taken in this order."""
-        query = f"SELECT {FREE} FROM free WHERE part = ? ORDER BY slot LIMIT ?"
-        rows = self._db.execute(query, (part, count)).fetchall()
-        if not all(map(self._macs["free"].holds, rows)):
-            raise DamagedRow("a row of free")
-        free = [row[1] for row in rows]
+        rows = self._tables.free.verified(self._db, "WHERE part = ? ORDER BY slot LIMIT ?", part, count)
+        free = [row.slot for row in rows]
         return free + [self.num_slots[part] + number for number in range(count - len(free))]
 
     def used(self, part: int) -> set[int]:
@@ -88,8 +83,7 @@ class SlotTable:
 
     def set_meta(self, values: Mapping[str, int]) -> None:
         """Write settings or marks."""
-        rows = [(*row, self._macs["meta"].of(row)) for row in values.items()]
-        self._db.executemany(f"INSERT OR REPLACE INTO meta({META}) VALUES (?, ?, ?)", rows)
+        self._tables.meta.replace(self._db, *(MetaRow(key, value) for key, value in values.items()))
 
     def beyond(self, part: int) -> str | None:
         """Describe damage to the mark of a part: a block beyond it would be overwritten. One lookup."""
@@ -113,8 +107,7 @@ class SlotTable:
         return count, total
 
     def _put_free(self, part: int, slot: int) -> None:
-        row = (part, slot)
-        self._db.execute(f"INSERT INTO free({FREE}) VALUES (?, ?, ?)", (*row, self._macs["free"].of(row)))
+        self._tables.free.insert(self._db, FreeRow(part, slot))
         self.num_free[part] += 1
 
     def _mark(self, part: int, num_slots: int) -> None:

@@ -28,12 +28,11 @@ from rekindle.config import StoreSettings
 from rekindle.spec import Change, KVLayout
 from rekindle.store.check import check_index, damaged_blocks
 from rekindle.store.commands import StoreChange
-from rekindle.store.damage import INDEX_DAMAGE, IndexDamage, kind_of
+from rekindle.store.damage import INDEX_DAMAGE, IndexDamage, kind_of, refusal
 from rekindle.store.description import Description, describe
 from rekindle.store.directory import StoreDirectory
 from rekindle.store.opening import OpenedStore, open_store
 from rekindle.store.readers import Deliver, Done, Readers
-from rekindle.store.refusal import refusal
 from rekindle.store.room import OnLost, ignore
 from rekindle.store.schema import agent_key
 from rekindle.store.shards import SHARD_BYTES

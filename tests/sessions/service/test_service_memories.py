@@ -9,7 +9,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import BadRequest, NotFound
-from rekindle_sessions.log.macs import SESSION, SessionMacs
+from rekindle_sessions.log.database import SessionRow, SessionTables
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.machine.types import Participant, Plan
 from rekindle_sessions.service.coordinator import Coordinator
@@ -93,12 +93,12 @@ def test_a_session_whose_rows_say_nothing_is_left_out(
 
     def damage(records: SessionRecords, vouches: bool) -> None:
         """As another version might have written it, or a damaged disk."""
-        macs = SessionMacs((tmp_path / "secret").read_bytes())
+        table = SessionTables((tmp_path / "secret").read_bytes()).session
         with records.reading() as connection:
-            (row,) = connection.execute(f"SELECT {SESSION} FROM session WHERE id = 'one'").fetchall()
-            changed = (*row[:5], '{"Ada": {"system": "You are Ada."}}')
-            mac = macs.session.of(changed if vouches else row)
-            connection.execute("UPDATE session SET preludes = ?, mac = ? WHERE id = 'one'", (changed[5], mac))
+            (row,) = table.rows(connection, "WHERE id = 'one'")
+            changed = SessionRow(*row[:8], '{"Ada": {"system": "You are Ada."}}')
+            mac = table.mac(changed if vouches else row)
+            connection.execute("UPDATE session SET preludes = ?, mac = ? WHERE id = 'one'", (changed.preludes, mac))
 
     async def after(coordinator: Coordinator) -> None:
         assert [info.id for info in coordinator.sessions(SPACE)] == ["two"]

@@ -1,8 +1,9 @@
-"""The file of stored responses: its tables, how a response is packed, and which are deleted first.
+"""The file of stored responses: its rows, how a response is packed, and which are deleted first.
 
-    response(number, namespace, id, agent, previous, depth, last_use, num_bytes, mac)    a row each, small
-    content(number, packed, mac)                                                        its content
-    item(namespace, id, number)                                                    which response holds an item
+    response    a row each, small; its MAC covers what says whose it is, not what only decides when it is deleted, which
+                changes with every use
+    content     its content, under the same number
+    item        which response holds an item; no MAC: the item is looked up in the content that it leads to
 
 Continuing a response uses its whole chain, so a chain's rows share one `last_use`; among equal ones the deepest is
 deleted first. So no response outlives the one it continues, unless a caller deletes that one. One lock over one
@@ -17,16 +18,25 @@ import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from rekindle.errors import StoreError
 from rekindle.server.responses.item_fields import Item
 from rekindle.store.damage import kind_of
-from rekindle.store.row_macs import TableMac, row_key
-from rekindle.store.sqlite_file import MEMORY, SqliteFile, connect, opened, transaction
+from rekindle.store.sqlite_file import (
+    SqliteFile,
+    create,
+    opened,
+    problem,
+    schema_of,
+    transaction,
+    truncate_log,
+    version_of,
+)
+from rekindle.store.table import KeyedTable, Mac, Table, row_key
 
 logger = logging.getLogger("rekindle.server")
 T = TypeVar("T")
@@ -34,20 +44,49 @@ FORMAT = 2
 QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite checks this much in a tenth of a second
 LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a megabyte
 BUSY_S = 10.0  # longest wait for another process that holds the file
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS response(
-    number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, id TEXT NOT NULL, agent TEXT, previous TEXT,
-    depth INTEGER NOT NULL, last_use REAL NOT NULL, num_bytes INTEGER NOT NULL,
-    mac BLOB NOT NULL DEFAULT x'', UNIQUE(namespace, id));
-CREATE INDEX IF NOT EXISTS response_agent ON response(namespace, agent);
-CREATE INDEX IF NOT EXISTS response_use ON response(last_use, depth);
-CREATE INDEX IF NOT EXISTS response_space ON response(namespace, last_use, depth, num_bytes);
-CREATE TABLE IF NOT EXISTS content(
-    number INTEGER PRIMARY KEY, packed BLOB NOT NULL, mac BLOB NOT NULL DEFAULT x'');
-CREATE TABLE IF NOT EXISTS item(
-    namespace TEXT NOT NULL, id TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY(namespace, id)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS item_number ON item(number);
-"""
+
+
+class ResponseRow(NamedTuple):
+    """Whose a response is, the response it continues, and what decides when it is deleted."""
+
+    number: Annotated[int, "INTEGER PRIMARY KEY"]
+    namespace: str
+    id: str
+    agent: str | None
+    previous: str | None
+    depth: int
+    last_use: float
+    num_bytes: int
+    mac: Mac = b""
+
+
+class ContentRow(NamedTuple):
+    """A response and the items of its request, packed."""
+
+    number: Annotated[int, "INTEGER PRIMARY KEY"]
+    packed: bytes
+    mac: Mac = b""
+
+
+class ItemRow(NamedTuple):
+    """The response that holds an item."""
+
+    namespace: str
+    id: str
+    number: int
+
+
+_OWNED = ("number", "namespace", "id", "agent", "previous")
+RESPONSE = Table("response", ResponseRow, "UNIQUE(namespace, id)", options="", covered=_OWNED)
+CONTENT = Table("content", ContentRow, options="")
+ITEM = Table("item", ItemRow, "PRIMARY KEY(namespace, id)")
+TABLES: tuple[Table[Any], ...] = (RESPONSE, CONTENT, ITEM)
+_INDEXES = (
+    "CREATE INDEX IF NOT EXISTS response_agent ON response(namespace, agent)",
+    "CREATE INDEX IF NOT EXISTS response_use ON response(last_use, depth)",
+    "CREATE INDEX IF NOT EXISTS response_space ON response(namespace, last_use, depth, num_bytes)",
+    "CREATE INDEX IF NOT EXISTS item_number ON item(number)",
+)
 _NUM_BYTES = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
 _USE_CHAIN = """
 WITH RECURSIVE chain(id) AS (
@@ -55,28 +94,19 @@ WITH RECURSIVE chain(id) AS (
     SELECT previous FROM response JOIN chain USING(id) WHERE namespace = :namespace AND previous IS NOT NULL)
 UPDATE response SET last_use = max(last_use, :now) WHERE namespace = :namespace AND id IN (SELECT id FROM chain)
 """
-logger = logging.getLogger("rekindle.server")
-_ROWS = "SELECT number, namespace, id, agent, previous, mac FROM response"
 
 
-# Verifies the rows of the file of stored responses and deletes those that were changed.
-#
-# A response's row names its owner, so a MAC covers all columns that identify it; columns that only decide when it is
-# deleted (`depth`, `last_use`, `num_bytes`) are not covered, as they change with every use. Its content has a separate
-# MAC. Rows of `item` need none: the item they lead to is looked up in the content.
-
-
-class ResponseMacs:
-    """The MACs of one file, under its store's secret."""
+class ResponseTables:
+    """The tables of one file, under its store's secret."""
 
     def __init__(self, secret: bytes) -> None:
         key = row_key(secret, "responses")
-        self.response = TableMac(key, "response", "ittnn")
-        self.content = TableMac(key, "content", "ib")
+        self.response = KeyedTable(RESPONSE, key)
+        self.content = KeyedTable(CONTENT, key)
 
     def has_damaged(self, connection: sqlite3.Connection) -> bool:
         """Whether the row of any response does not verify; 30 ms for 10,000."""
-        return not all(map(self.response.holds, connection.execute(_ROWS)))
+        return not all(map(self.response.holds, self.response.rows(connection)))
 
     def repair(self, connection: sqlite3.Connection) -> None:
         """Rebuild the indexes and delete what does not verify, inside a transaction; sqlite3.Error if the tables
@@ -88,12 +118,17 @@ class ResponseMacs:
 
     def drop_damaged(self, connection: sqlite3.Connection) -> None:
         """Delete responses whose rows do not verify, inside a transaction."""
-        damaged = [(row[0],) for row in connection.execute(_ROWS).fetchall() if not self.response.holds(row)]
+        damaged = [row.number for row in self.response.rows(connection) if not self.response.holds(row)]
         logger.error("%d stored responses are damaged and count as missing: check the disk", len(damaged))
-        for table in ("response", "content", "item"):
-            connection.executemany(f"DELETE FROM {table} WHERE number = ?", damaged)
+        delete_all(connection, damaged)
         connection.execute("DELETE FROM response WHERE number NOT IN (SELECT number FROM content)")
         drop_strays(connection)
+
+
+def delete_all(connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    """Delete the responses with these numbers, with their contents and items."""
+    for table in TABLES:
+        connection.executemany(f"DELETE FROM {table.name} WHERE number = ?", [(number,) for number in numbers])
 
 
 def drop_strays(connection: sqlite3.Connection) -> None:
@@ -134,61 +169,45 @@ def open_records(
 ) -> Records:
     """Open the file at `path`, or create it; a damaged one is set aside. None: in memory.
 
-    Rows that do not verify (`macs`) are deleted. `secret`: the setting, for a directory that has no secret yet. Raises
+    Rows that do not verify are deleted. `secret`: the setting, for a directory that has no secret yet. Raises
     StoreError if the file cannot be used, StoreRefused if the disk is the cause.
     """
 
     def prepared(connection: sqlite3.Connection, key: bytes) -> Records:
-        macs = ResponseMacs(key)
+        tables = ResponseTables(key)
         _bring_up(connection, path)
-        if path is not None and _columns(connection) != _new_columns():
-            raise sqlite3.DatabaseError("its tables have other columns")
         (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
         if num_bytes <= QUICKLY_CHECKED_BYTES:
-            _check(connection, macs)
-        if macs.has_damaged(connection):
+            _check(connection, tables)
+        if tables.has_damaged(connection):
             with transaction(connection):
-                macs.drop_damaged(connection)
-        return Records(connection, macs, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
+                tables.drop_damaged(connection)
+        return Records(connection, tables, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
 
     return opened(path, prepared, busy_s=BUSY_S, secret=secret)
 
 
 def _bring_up(connection: sqlite3.Connection, path: Path | None) -> None:
     """Create the tables that are missing, all of them in a new file; StoreError for a file of a newer format."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version, names = version_of(connection)
     if version not in range(FORMAT + 1):
         raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
-    if version == FORMAT:
-        return  # a full disk refuses transactions, and reading needs none
-    with transaction(connection):
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
+    if version != FORMAT:  # a full disk refuses transactions, and reading needs none
+        missing = [table.create for table in TABLES if table.name not in names]
+        create(connection, [*missing, *_INDEXES], FORMAT)
+    if not schema_of(connection) >= {table.described for table in TABLES}:
+        raise sqlite3.DatabaseError("its tables are not those of stored responses")
 
 
-def _check(connection: sqlite3.Connection, macs: ResponseMacs) -> None:
+def _check(connection: sqlite3.Connection, tables: ResponseTables) -> None:
     """Repair a file whose indexes do not match its rows; sqlite3.DatabaseError if it is damaged beyond that."""
-    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if found == "ok":
+    if (found := problem(connection, "integrity_check")) is None:
         return
     logger.error("the file of stored responses is damaged and is repaired: %s; check the disk", found)
     with transaction(connection):
-        macs.repair(connection)
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
+        tables.repair(connection)
+        if (found := problem(connection, "integrity_check")) is not None:
             raise sqlite3.DatabaseError(found)
-
-
-def _new_columns() -> list[Any]:
-    with closing(connect(MEMORY)) as connection:
-        _bring_up(connection, None)
-        return _columns(connection)
-
-
-def _columns(connection: sqlite3.Connection) -> list[Any]:
-    """Names and types of the columns of every table, from the schema in the file."""
-    return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in ("response", "content", "item")]
 
 
 class Records(SqliteFile):
@@ -197,14 +216,14 @@ class Records(SqliteFile):
     def __init__(
         self,
         connection: sqlite3.Connection,
-        macs: ResponseMacs,
+        tables: ResponseTables,
         *,
         max_responses: int,
         max_bytes: int,
         retention_s: float,
     ) -> None:
         super().__init__(connection, "stored responses", damage=(zlib.error, ValueError))
-        self._macs = macs
+        self._tables = tables
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._retention_s = retention_s
@@ -215,20 +234,21 @@ class Records(SqliteFile):
         """Return agent, response and items of an id; None if there is none or it is too old."""
 
         def look(connection: sqlite3.Connection) -> tuple[str | None, dict[str, Any], list[Item]] | None:
-            row = connection.execute(
-                "SELECT number, namespace, id, agent, previous, response.mac, packed, content.mac "
-                "FROM response JOIN content USING(number) WHERE namespace = ? AND id = ? AND last_use >= ?",
-                (namespace, id, now - self._retention_s),
-            ).fetchone()
+            which = "WHERE namespace = ? AND id = ? AND last_use >= ?"
+            oldest = now - self._retention_s
+            row = next(self._tables.response.rows(connection, which, namespace, id, oldest), None)
             if row is None:
                 return None
-            if not (self._macs.response.holds(row) and self._macs.content.holds((row[0], *row[6:]))):
-                if row[0] not in self._reported:
-                    self._reported.add(row[0])
+            content = next(self._tables.content.rows(connection, "WHERE number = ?", row.number), None)
+            if content is None:
+                return None
+            if not (self._tables.response.holds(row) and self._tables.content.holds(content)):
+                if row.number not in self._reported:
+                    self._reported.add(row.number)
                     logger.error("response %s is damaged and counts as missing: check the disk", id)
                 return None
-            response, items = json.loads(zlib.decompress(row[6]))
-            return row[3], response, items
+            response, items = json.loads(zlib.decompress(content.packed))
+            return row.agent, response, items
 
         return self._repaired(self.reading, look)
 
@@ -268,7 +288,7 @@ class Records(SqliteFile):
             logger.error("the file of stored responses is damaged and is repaired: %s; check the disk", error.__cause__)
         with self.writing() as connection:
             self._has_traces = True
-            self._macs.repair(connection)
+            self._tables.repair(connection)
         with begin() as connection:
             return work(connection)
 
@@ -277,17 +297,10 @@ class Records(SqliteFile):
             "SELECT depth FROM response WHERE namespace = ? AND id = ?", (entry.namespace, entry.previous)
         ).fetchone()
         depth = above[0] + 1 if above else 0
-        row = (entry.namespace, entry.id, entry.agent, entry.previous, depth, now, len(entry.content))
-        number = connection.execute(
-            "INSERT INTO response(namespace, id, agent, previous, depth, last_use, num_bytes) VALUES(?,?,?,?,?,?,?)",
-            row,
-        ).lastrowid
-        named = (number, entry.namespace, entry.id, entry.agent, entry.previous)
-        connection.execute("UPDATE response SET mac = ? WHERE number = ?", (self._macs.response.of(named), number))
-        content = (number, entry.content)
+        owned = entry.namespace, entry.id, entry.agent, entry.previous
+        number = self._tables.response.add(connection, ResponseRow(0, *owned, depth, now, len(entry.content))).number
         # A row that already has this number belongs to no response: its number was changed.
-        vouched = (*content, self._macs.content.of(content))
-        connection.execute("INSERT OR REPLACE INTO content VALUES(?, ?, ?)", vouched)
+        self._tables.content.replace(connection, ContentRow(number, entry.content))
         items = [(entry.namespace, item, number) for item in entry.items]
         connection.executemany("INSERT OR IGNORE INTO item VALUES(?, ?, ?)", items)
         if entry.previous is not None:
@@ -314,8 +327,7 @@ class Records(SqliteFile):
 
     def _delete(self, connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
         self._has_traces |= bool(numbers)
-        for table in ("response", "content", "item"):
-            connection.executemany(f"DELETE FROM {table} WHERE number = ?", [(number,) for number in numbers])
+        delete_all(connection, numbers)
 
     def delete(self, namespace: str, id: str) -> bool:
         """Delete one response; return whether there was one."""
@@ -336,8 +348,8 @@ class Records(SqliteFile):
         """
 
         def remove(connection: sqlite3.Connection) -> int:
-            if self._macs.has_damaged(connection):
-                self._macs.drop_damaged(connection)
+            if self._tables.has_damaged(connection):
+                self._tables.drop_damaged(connection)
                 self._has_traces = True
             rows = connection.execute(
                 "SELECT number FROM response NOT INDEXED WHERE namespace = ? AND agent = ?", (namespace, agent)
@@ -351,7 +363,7 @@ class Records(SqliteFile):
         if self._has_traces:
             with self.reading() as connection:
                 connection.execute("VACUUM")
-                if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if not truncate_log(connection):
                     raise StoreError(
                         "the log of stored responses could not be emptied, another process reads it: try again"
                     )
@@ -371,8 +383,8 @@ class Records(SqliteFile):
                 strange = {n for (n,) in connection.execute(f"SELECT number FROM {table}")} - numbers
                 assert not strange, (table, strange)
             assert {n for (n,) in connection.execute("SELECT number FROM content")} == numbers
-            for row in connection.execute("SELECT number, namespace, id, agent, previous, mac FROM response"):
-                assert self._macs.response.holds(row), row
+            for whole in self._tables.response.rows(connection):
+                assert self._tables.response.holds(whole), whole
             above = {(row[1], row[2]): row for row in rows}
             for row in rows:
                 parent = above.get((row[1], row[3]))

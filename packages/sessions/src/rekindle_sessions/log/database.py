@@ -1,13 +1,14 @@
-"""Open the session file: tables, exclusive access, and recovery from damage.
+"""The session file: its rows, exclusive access, and recovery from damage.
 
-    session(number, namespace, id, created, last_use, num_events, progress, plan, preludes, mac)
-                                              a row per session; plan, preludes: JSON; `num_events` rows of `event`
-    event(session, number, at, kind, body, mac)                         numbered from 0, without gaps
-    memory(namespace, agent, at, prelude, forgotten, mac)               from the last session that was deleted
+    session    a row per session; plan, preludes: JSON; `num_events` rows of `event`
+    event      numbered from 0 in each session, without gaps
+    memory     what permanent agents remember of the last session that was deleted
 
-Session numbers are never reused. `forgotten`: an agent brings nothing from sessions up to this number into others.
-`mac` and `progress`: see `macs`. No table has an index, so a damaged row does not block the name that it holds;
-`inventory` tracks the names.
+Session numbers are never reused. A session's row has two MACs: `mac` over its identity and setup, and `progress` over
+what changes with each event, so that an event rehashes only three numbers. `progress` includes the number of events,
+so truncation is detected as well as gaps. A MAC does not prove that a row is the newest version: a stale page in place
+of the current one is detected only if its rows no longer fit those of other pages. No table has an index, so a damaged
+row does not block the name that it holds; `inventory` tracks the names.
 
 A file that fails SQLite's integrity check, run at each open, is damaged and set aside. Rows with keys out of order are
 sorted again; a value of the wrong column type makes a damaged row, which is left unchanged.
@@ -20,13 +21,12 @@ import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from rekindle.errors import StoreError
 from rekindle.store import sqlite_file
-from rekindle.store.row_macs import TableMac
-from rekindle.store.sqlite_file import transaction
-from rekindle_sessions.log.macs import SessionMacs
+from rekindle.store.sqlite_file import schema_of, transaction, version_of
+from rekindle.store.table import KeyedTable, Table, row_key
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,20 +36,78 @@ BUSY_S = 2.0  # time for the previous process to close the file
 _MOST_MESSAGES = 100  # of a check, which reports damaged pages first
 _DAMAGED_ROW = re.compile(r"\S+ value in \w+\.\w+")
 _LARGEST = 1 << 53  # session number; above it, SQLite could run out of them
-_TABLES = {
-    "session": "CREATE TABLE session(number INTEGER PRIMARY KEY AUTOINCREMENT, namespace TEXT NOT NULL, "
-    "id TEXT NOT NULL, created REAL NOT NULL, last_use REAL NOT NULL, num_events INTEGER NOT NULL, "
-    "progress BLOB NOT NULL, plan TEXT NOT NULL, preludes TEXT NOT NULL, mac BLOB NOT NULL)",
-    "event": "CREATE TABLE event(session INTEGER NOT NULL, number INTEGER NOT NULL, at REAL NOT NULL, "
-    "kind TEXT NOT NULL, body TEXT NOT NULL, mac BLOB NOT NULL, PRIMARY KEY(session, number)) WITHOUT ROWID",
-    "memory": "CREATE TABLE memory(namespace TEXT NOT NULL, agent TEXT NOT NULL, at REAL NOT NULL, prelude TEXT, "
-    "forgotten INTEGER NOT NULL, mac BLOB NOT NULL, PRIMARY KEY(namespace, agent)) WITHOUT ROWID",
-}
-_SCHEMA = {("table", name, name, sql) for name, sql in _TABLES.items()}
-_SCHEMA |= {("table", "sqlite_sequence", "sqlite_sequence", "CREATE TABLE sqlite_sequence(name,seq)")}
 
 
-def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], T], *, secret: str | None = None) -> T:
+class SessionRow(NamedTuple):
+    """A session."""
+
+    number: Annotated[int, "INTEGER PRIMARY KEY AUTOINCREMENT"]
+    namespace: str
+    id: str
+    created: float
+    last_use: float
+    num_events: int
+    progress: bytes
+    plan: str
+    preludes: str
+    mac: bytes = b""
+
+
+class ProgressRow(NamedTuple):
+    """What of a session changes with each event."""
+
+    number: int
+    last_use: float
+    num_events: int
+    progress: bytes = b""
+
+
+class EventRow(NamedTuple):
+    """An event of a session."""
+
+    session: int
+    number: int
+    at: float
+    kind: str
+    body: str
+    mac: bytes = b""
+
+
+class MemoryRow(NamedTuple):
+    """What an agent remembers until `at`; it brings nothing from sessions up to `forgotten` into others."""
+
+    namespace: str
+    agent: str
+    at: float
+    prelude: str | None
+    forgotten: int
+    mac: bytes = b""
+
+
+_SET_UP = ("number", "namespace", "id", "created", "plan", "preludes")
+SESSION = Table("session", SessionRow, options="", covered=_SET_UP)
+PROGRESS = Table("session", ProgressRow, sealed_as="progress")
+EVENT = Table("event", EventRow, "PRIMARY KEY(session, number)")
+MEMORY = Table("memory", MemoryRow, "PRIMARY KEY(namespace, agent)")
+TABLES: tuple[Table[Any], ...] = (SESSION, EVENT, MEMORY)
+_SCHEMA = {table.described for table in TABLES}
+_SCHEMA |= {("table", "sqlite_sequence", "sqlite_sequence", "CREATETABLEsqlite_sequence(name,seq)")}
+
+
+class SessionTables:
+    """The tables of one file, keyed by the secret in its directory."""
+
+    def __init__(self, secret: bytes) -> None:
+        key = row_key(secret, "sessions")
+        self.session = KeyedTable(SESSION, key)
+        self.progress = KeyedTable(PROGRESS, key)
+        self.event = KeyedTable(EVENT, key)
+        self.memory = KeyedTable(MEMORY, key)
+
+
+def opened(
+    path: Path | None, make: Callable[[sqlite3.Connection, SessionTables], T], *, secret: str | None = None
+) -> T:
     """Open the file at `path` (None: in memory) with exclusive access and return what `make` returns.
 
     A damaged file is set aside, also when `make` raises sqlite3.DatabaseError. `secret`: what a new secret next to it
@@ -57,28 +115,29 @@ def opened(path: Path | None, make: Callable[[sqlite3.Connection, SessionMacs], 
     """
 
     def prepared(connection: sqlite3.Connection, key: bytes) -> T:
-        macs = SessionMacs(key)
-        _check(connection, macs)
+        tables = SessionTables(key)
+        _check(connection, tables)
         _bring_up(connection, path)
         _limit_numbers(connection)
-        return make(connection, macs)
+        return make(connection, tables)
 
     return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive", secret=secret)
 
 
-def _check(connection: sqlite3.Connection, macs: SessionMacs) -> None:
+def _check(connection: sqlite3.Connection, tables: SessionTables) -> None:
     """Sort tables again whose keys are out of order, since lookups would miss rows there.
 
     Raises sqlite3.DatabaseError if the damage goes beyond rows.
     """
     found = _messages(connection)
-    tables = [table for table in _TABLES if f"row not in PRIMARY KEY order for {table}" in found]
-    if tables:
-        logger.error("keys in the session file are damaged (%s): sorting the rows again", ", ".join(tables))
-        known = {"event": macs.event, "memory": macs.memory}
+    keyed: tuple[KeyedTable[Any], ...] = (tables.event, tables.memory)  # those without row ids
+    unsorted = [table for table in keyed if f"row not in PRIMARY KEY order for {table.name}" in found]
+    if unsorted:
+        names = ", ".join(table.name for table in unsorted)
+        logger.error("keys in the session file are damaged (%s): sorting the rows again", names)
         with transaction(connection):
-            for table in tables:
-                _sort(connection, table, known.get(table))
+            for table in unsorted:
+                _sort(connection, table)
         found = _messages(connection)
     if found:
         raise sqlite3.DatabaseError(found[0])
@@ -91,35 +150,34 @@ def _messages(connection: sqlite3.Connection) -> list[str]:
     return found if len(found) == _MOST_MESSAGES else wrong
 
 
-def _sort(connection: sqlite3.Connection, table: str, mac: TableMac | None) -> None:
+def _sort(connection: sqlite3.Connection, table: KeyedTable[Any]) -> None:
     """Rewrite a table as far as it can be read; among rows with the same key, one that verifies wins."""
-    (statement,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-    connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    name = table.name
+    (statement,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
     connection.execute(statement)
-    if mac is not None:
-        for row in filter(mac.holds, connection.execute(f"SELECT * FROM old_{table}")):
-            connection.execute(f"INSERT OR IGNORE INTO {table} VALUES(?, ?, ?, ?, ?, ?)", row)
-    connection.execute(f"INSERT OR IGNORE INTO {table} SELECT * FROM old_{table}")
-    connection.execute(f"DROP TABLE old_{table}")
+    for row in filter(table.holds, connection.execute(f"SELECT * FROM old_{name}")):
+        table.insert(connection, row, instead="INSERT OR IGNORE")
+    connection.execute(f"INSERT OR IGNORE INTO {name} SELECT * FROM old_{name}")
+    connection.execute(f"DROP TABLE old_{name}")
 
 
 def _bring_up(connection: sqlite3.Connection, path: Path | None) -> None:
     """Create the tables of a new file in one transaction; StoreError for a file of another format."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version, tables = version_of(connection)
     (mark,) = connection.execute("PRAGMA application_id").fetchone()
-    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version == FORMAT or mark == _MARK:
         if (version, mark) != (FORMAT, _MARK):
             logger.warning("the format number of %s is damaged (%d, %d): rewriting it", path, version, mark)
             _stamp(connection)
     elif version == 0 and not tables:  # not for a current file: a full disk allows no transaction
         with transaction(connection):
-            for statement in _TABLES.values():
-                connection.execute(statement)
+            for table in TABLES:
+                connection.execute(table.create)
             _stamp(connection)
     else:
         raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
-    if not set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")) >= _SCHEMA:
+    if not schema_of(connection) >= _SCHEMA:
         raise sqlite3.DatabaseError("its tables are not those of a session file")
 
 

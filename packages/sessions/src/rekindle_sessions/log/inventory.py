@@ -12,7 +12,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from rekindle_sessions.log.codec import unpacked
-from rekindle_sessions.log.macs import MEMORY, SESSION, SessionMacs
+from rekindle_sessions.log.database import SessionTables
 from rekindle_sessions.log.usage import EVENT_BYTES, SESSION_BYTES, Usage
 from rekindle_sessions.machine.types import Plan
 
@@ -47,29 +47,29 @@ class Inventory:
         self._numbers: dict[tuple[str, str], int] = {}
 
     @classmethod
-    def of_file(cls, connection: sqlite3.Connection, macs: SessionMacs) -> Inventory:
+    def of_file(cls, connection: sqlite3.Connection, tables: SessionTables) -> Inventory:
         """Read everything but event contents from a file; log what is damaged. O(file size), 1 s per GB."""
         found = cls()
         events = dict(connection.execute(_EVENTS, (EVENT_BYTES,)).fetchall())
         damaged = []
-        for row in connection.execute(f"SELECT {SESSION} FROM session ORDER BY number"):
-            number, namespace, name, _, plan, preludes, _ = row
-            if not macs.session.holds(row) or (namespace, name) in found._numbers:
+        for row in tables.session.rows(connection, "ORDER BY number"):
+            number, namespace, name = row[:3]
+            if not tables.session.holds(row) or (namespace, name) in found._numbers:
                 damaged.append(f"session {number}")
                 continue
-            size = SESSION_BYTES + len(plan.encode()) + len(preludes.encode()) + events.get(number, 0)
+            size = SESSION_BYTES + len(row.plan.encode()) + len(row.preludes.encode()) + events.get(number, 0)
             try:
-                found.add(Card.of(number, namespace, name, unpacked(Plan, plan)), size)
+                found.add(Card.of(number, namespace, name, unpacked(Plan, row.plan)), size)
             except ValueError as error:
                 logger.error("session %s of %s cannot be read, it stays in the file: %s", name, namespace, error)
                 found.add(Card(number, namespace, name, frozenset()), size)
                 found._unreadable.add(number)
-        for row in connection.execute(f"SELECT {MEMORY} FROM memory"):
-            if macs.memory.holds(row):
-                found.usage.set_memory(row[0], row[1], 0 if row[3] is None else len(row[3].encode()))
+        for memory in tables.memory.rows(connection):
+            if tables.memory.holds(memory):
+                found.usage.set_memory(memory.namespace, memory.agent, len((memory.prelude or "").encode()))
             else:
-                damaged.append(f"what {row[1]!r} of {row[0]!r} remembers")
-                found.damaged_memories.add((row[0], row[1]))
+                damaged.append(f"what {memory.agent!r} of {memory.namespace!r} remembers")
+                found.damaged_memories.add((memory.namespace, memory.agent))
         if damaged:
             logger.error(
                 "%d rows of the session file are damaged: they stay in the file but are ignored; the first: %s. "

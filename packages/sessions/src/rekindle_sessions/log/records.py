@@ -2,8 +2,8 @@
 
 A session is the fold of its events, so nothing else of it is stored. When a call returns, its changes are durable: each
 is a synced transaction. One process at a time has the file open. One lock guards one connection; every method may be
-called from any thread and raises StoreError if the disk fails. `database` defines the rows, `macs` verifies them: a row
-that does not verify is never shown.
+called from any thread and raises StoreError if the disk fails. `database` defines the rows; one that does not verify is
+never shown.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rekindle.errors import Conflict, NotFound, StoreError
-from rekindle.store.sqlite_file import SqliteFile
+from rekindle.store.sqlite_file import SqliteFile, truncate_log
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
-from rekindle_sessions.log.database import opened
+from rekindle_sessions.log.database import MEMORY, EventRow, MemoryRow, ProgressRow, SessionRow, SessionTables, opened
 from rekindle_sessions.log.inventory import Card, Inventory
-from rekindle_sessions.log.macs import EVENT, MEMORY, PROGRESS, SESSION, SessionMacs
 from rekindle_sessions.log.usage import EVENT_BYTES, SESSION_BYTES
 from rekindle_sessions.machine.types import Event, Plan, Prelude
 
@@ -58,13 +57,13 @@ class Memory:
 class SessionRecords(SqliteFile):
     """The open file. `usage`: sessions and bytes per namespace."""
 
-    def __init__(self, connection: sqlite3.Connection, macs: SessionMacs) -> None:
+    def __init__(self, connection: sqlite3.Connection, tables: SessionTables) -> None:
         """Raises sqlite3.DatabaseError if the file is damaged."""
         super().__init__(connection, "the session file")
-        self._macs = macs
+        self._tables = tables
         self._creating = threading.Lock()  # from checking that an id is free until it is taken
         self._has_traces = False  # of forgotten memories in the file's free pages
-        self._inventory = Inventory.of_file(connection, macs)
+        self._inventory = Inventory.of_file(connection, tables)
         self.usage = self._inventory.usage
 
     @classmethod
@@ -81,22 +80,20 @@ class SessionRecords(SqliteFile):
         num_bytes = SESSION_BYTES + len(set_up.encode()) + len(brought.encode())
         with self._creating:
             self._check_free(namespace, id)
-            number = self._insert((namespace, id, now, set_up, brought), now)
+            number = self._insert(SessionRow(0, namespace, id, now, now, 0, b"", set_up, brought))
             self._inventory.add(Card.of(number, namespace, id, plan), num_bytes)
         return number
 
-    def _insert(self, row: tuple[str, str, float, str, str], now: float) -> int:
+    def _insert(self, row: SessionRow) -> int:
         with self.writing() as connection:
-            number = connection.execute(
-                "INSERT INTO session(namespace, id, created, plan, preludes, last_use, num_events, progress, mac) "
-                "VALUES(?, ?, ?, ?, ?, ?, 0, x'', x'')",
-                (*row, now),
-            ).lastrowid
-            assert number is not None
-            macs = self._macs.session.of((number, *row)), self._macs.progress.of((number, now, 0))
-            connection.execute("UPDATE session SET mac = ?, progress = ? WHERE number = ?", (*macs, number))
-            connection.execute("DELETE FROM event WHERE session = ?", (number,))  # stray rows of a damaged session
-        return number
+            row = self._tables.session.add(connection, row)
+            self._put_progress(connection, ProgressRow(row.number, row.last_use, 0))
+            connection.execute("DELETE FROM event WHERE session = ?", (row.number,))  # stray rows of a damaged session
+        return row.number
+
+    def _put_progress(self, connection: sqlite3.Connection, row: ProgressRow) -> None:
+        change = "UPDATE session SET last_use = ?, num_events = ?, progress = ? WHERE number = ?"
+        connection.execute(change, (row.last_use, row.num_events, self._tables.progress.mac(row), row.number))
 
     def _check_free(self, namespace: str, id: str) -> None:
         number = self._inventory.number(namespace, id)
@@ -114,7 +111,7 @@ class SessionRecords(SqliteFile):
 
         NotFound if the session has been deleted.
         """
-        rows = [(number, at, now, *packed_event(event)) for at, event in enumerate(events, first)]
+        rows = [EventRow(number, at, now, *packed_event(event)) for at, event in enumerate(events, first)]
         with self.writing() as connection:
             try:
                 before = self._progress(connection, number)
@@ -122,26 +119,20 @@ class SessionRecords(SqliteFile):
                 raise StoreError(f"an event of session {number} cannot be written: {error}") from error
             if before is None:
                 raise NotFound("this session has been deleted", param="id")
-            last_use, num_events = before
-            if num_events != first:
-                raise StoreError(f"event {first} of session {number} cannot be written: the file has {num_events}")
-            progress = (number, max(last_use, now), first + len(rows))
-            connection.execute(
-                "UPDATE session SET last_use = ?, num_events = ?, progress = ? WHERE number = ?",
-                (*progress[1:], self._macs.progress.of(progress), number),
-            )
-            written = [(*row, self._macs.event.of(row)) for row in rows]
-            connection.executemany("INSERT INTO event VALUES(?, ?, ?, ?, ?, ?)", written)
-        self.usage.grow(number, sum(EVENT_BYTES + len(body.encode()) for *_, body in rows))
+            if before.num_events != first:
+                raise StoreError(
+                    f"event {first} of session {number} cannot be written: the file has {before.num_events}"
+                )
+            self._put_progress(connection, ProgressRow(number, max(before.last_use, now), first + len(rows)))
+            self._tables.event.insert(connection, *rows)
+        self.usage.grow(number, sum(EVENT_BYTES + len(row.body.encode()) for row in rows))
 
-    def _progress(self, connection: sqlite3.Connection, number: int) -> tuple[float, int] | None:
+    def _progress(self, connection: sqlite3.Connection, number: int) -> ProgressRow | None:
         """Return a session's last use and its number of events; None if it is deleted. ValueError if damaged."""
-        row = connection.execute(f"SELECT {PROGRESS} FROM session WHERE number = ?", (number,)).fetchone()
-        if row is None:
-            return None
-        if not self._macs.progress.holds(row):
+        row = next(self._tables.progress.rows(connection, "WHERE number = ?", number), None)
+        if row is not None and not self._tables.progress.holds(row):
             raise ValueError("its row is damaged: check the disk")
-        return row[1], row[2]
+        return row
 
     def cards(self) -> list[Card]:
         """Return every readable session, oldest first; unreadable ones stay in the file."""
@@ -150,32 +141,28 @@ class SessionRecords(SqliteFile):
     def session(self, number: int) -> SavedSession:
         """Read one session; ValueError if a row of it cannot be read or it does not exist."""
         with self.reading() as connection:
-            row = connection.execute(f"SELECT {SESSION} FROM session WHERE number = ?", (number,)).fetchone()
+            row = next(self._tables.session.rows(connection, "WHERE number = ?", number), None)
             progress = self._progress(connection, number)
         if row is None or progress is None:
             raise ValueError("it has been deleted")
-        if not self._macs.session.holds(row):
+        if not self._tables.session.holds(row):
             raise ValueError("its row is damaged: check the disk")
-        _, namespace, name, created, plan, preludes, _ = row
-        brought = unpacked(dict[str, Prelude], preludes)
-        return SavedSession(
-            number, namespace, name, created, progress[0], unpacked(Plan, plan), brought, self.events(number)
-        )
+        brought, plan = unpacked(dict[str, Prelude], row.preludes), unpacked(Plan, row.plan)
+        owner = number, row.namespace, row.id, row.created, progress.last_use
+        return SavedSession(*owner, plan, brought, self.events(number))
 
     def events(self, number: int) -> tuple[Event, ...]:
         """Return the events of one session in order; ValueError if a row is damaged, missing or no event."""
         with self.reading() as connection:
             progress = self._progress(connection, number)
-            rows = connection.execute(
-                f"SELECT {EVENT} FROM event WHERE session = ? ORDER BY number", (number,)
-            ).fetchall()
+            rows = list(self._tables.event.rows(connection, "WHERE session = ? ORDER BY number", number))
         if progress is None:
             return ()
-        if not all(map(self._macs.event.holds, rows)):
+        if not all(map(self._tables.event.holds, rows)):
             raise ValueError("events are damaged: check the disk")
-        if [row[1] for row in rows] != list(range(progress[1])):
+        if [row.number for row in rows] != list(range(progress.num_events)):
             raise ValueError("events are missing: check the disk")
-        return tuple(unpacked_event(row[3], row[4]) for row in rows)
+        return tuple(unpacked_event(row.kind, row.body) for row in rows)
 
     def delete(self, number: int, namespace: str, memories: Sequence[Memory]) -> None:
         """Delete a session; store its agents' memories if they are their latest and not forgotten."""
@@ -195,14 +182,13 @@ class SessionRecords(SqliteFile):
 
     def _put(self, connection: sqlite3.Connection, namespace: str, memory: Memory) -> None:
         prelude = None if memory.prelude is None else packed(memory.prelude)
-        row = (namespace, memory.agent, memory.at, prelude, memory.forgotten)
-        connection.execute("INSERT OR REPLACE INTO memory VALUES(?, ?, ?, ?, ?, ?)", (*row, self._macs.memory.of(row)))
+        row = MemoryRow(namespace, memory.agent, memory.at, prelude, memory.forgotten)
+        self._tables.memory.replace(connection, row)
 
-    def _row(self, connection: sqlite3.Connection, namespace: str, agent: str) -> tuple[Any, ...] | None:
+    def _row(self, connection: sqlite3.Connection, namespace: str, agent: str) -> MemoryRow | None:
         """Return the row of an agent's memory; None if there is none or it is damaged, which is logged."""
-        query = f"SELECT {MEMORY} FROM memory WHERE namespace = ? AND agent = ?"
-        row: tuple[Any, ...] | None = connection.execute(query, (namespace, agent)).fetchone()
-        if row is None or self._macs.memory.holds(row):
+        row = next(self._tables.memory.rows(connection, "WHERE namespace = ? AND agent = ?", namespace, agent), None)
+        if row is None or self._tables.memory.holds(row):
             return row
         if (namespace, agent) not in self._inventory.damaged_memories:
             self._inventory.damaged_memories.add((namespace, agent))
@@ -212,12 +198,12 @@ class SessionRecords(SqliteFile):
     def _memory(self, connection: sqlite3.Connection, namespace: str, agent: str) -> Memory | None:
         """Return an agent's memory without its prelude."""
         row = self._row(connection, namespace, agent)
-        return None if row is None else Memory(agent, row[2], None, row[4])
+        return None if row is None else Memory(agent, row.at, None, row.forgotten)
 
     def _count_memory(self, namespace: str, agent: str) -> None:
         with self.reading() as connection:
             row = self._row(connection, namespace, agent)
-        self.usage.set_memory(namespace, agent, 0 if row is None or row[3] is None else len(row[3].encode()))
+        self.usage.set_memory(namespace, agent, 0 if row is None or row.prelude is None else len(row.prelude.encode()))
 
     def remembered(self, namespace: str, agent: str) -> Memory | None:
         """Return an agent's memory of deleted sessions; StoreError if it cannot be decoded, None if it is damaged."""
@@ -226,7 +212,8 @@ class SessionRecords(SqliteFile):
         if row is None:
             return None
         try:
-            return Memory(agent, row[2], None if row[3] is None else unpacked(Prelude, row[3]), row[4])
+            prelude = None if row.prelude is None else unpacked(Prelude, row.prelude)
+            return Memory(agent, row.at, prelude, row.forgotten)
         except ValueError as error:
             raise StoreError(f"what {agent!r} remembers of earlier sessions cannot be read: {error}") from error
 
@@ -260,8 +247,9 @@ class SessionRecords(SqliteFile):
         """Delete the memories found damaged; return how many."""
         if not self._inventory.damaged_memories:
             return 0
-        query = f"SELECT {MEMORY}, CAST(namespace AS BLOB), CAST(agent AS BLOB) FROM memory"
-        gone = [row[-2:] for row in connection.execute(query) if not self._macs.memory.holds(row)]
+        query = f"SELECT CAST(namespace AS BLOB), CAST(agent AS BLOB), {MEMORY.columns} FROM memory"
+        holds = self._tables.memory.holds
+        gone = [row[:2] for row in connection.execute(query) if not holds(MemoryRow._make(row[2:]))]
         change = "DELETE FROM memory WHERE CAST(namespace AS BLOB) = ? AND CAST(agent AS BLOB) = ?"
         connection.executemany(change, gone)
         return len(gone)
@@ -269,13 +257,13 @@ class SessionRecords(SqliteFile):
     def _shorten(self) -> None:
         """Truncate the write-ahead log, so that it holds nothing deleted."""
         with self.reading() as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            truncate_log(connection)
 
     def check(self) -> None:
         """Assert that the file is intact, that the inventory matches it, and that no event lacks a session."""
         with self.reading() as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            self._inventory.check(Inventory.of_file(connection, self._macs))
+            self._inventory.check(Inventory.of_file(connection, self._tables))
             rows = connection.execute("SELECT number, num_events FROM session WHERE num_events > 0").fetchall()
             events = connection.execute("SELECT session, count(*), max(number) + 1 FROM event GROUP BY session")
             found = {session: counts for session, *counts in events}
