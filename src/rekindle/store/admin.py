@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rekindle.agent_ids import breakpoint_prefix
 from rekindle.errors import StoreError
-from rekindle.store import stale
 from rekindle.store.check import check_index, damaged_blocks, shortened_branches
 from rekindle.store.damage import INDEX_DAMAGE, DamagedRow
 from rekindle.store.description import Description, read_description
@@ -25,7 +24,7 @@ from rekindle.store.purging import prove
 from rekindle.store.rebuild import RebuildReport
 from rekindle.store.records import RecordFormat
 from rekindle.store.shards import SHARD_BYTES, Shards
-from rekindle.store.stale import StoreInfo
+from rekindle.store.stale import StoreInfo, collect_stale, holders, list_stores, stale_stores
 from rekindle.store.sync import FileSystem, OsFileSystem
 from rekindle.store.values import PurgeProof, SequenceRecord
 
@@ -64,40 +63,6 @@ class CheckReport:
     def is_sound(self) -> bool:
         """Whether nothing is wrong."""
         return not self.damaged and not self.agents_affected and self.index_problem is None
-
-
-def list_stores(directory: Path, *, fs: FileSystem | None = None) -> list[StoreInfo]:
-    """Every model's store in the directory, most recently used first, including those in use."""
-    return stale.list_stores(directory, fs or OsFileSystem())
-
-
-def holders(directory: Path, *, fs: FileSystem | None = None) -> set[str]:
-    """The processes that have a store in the directory or in a slot of it open: `process` and its id; OSError."""
-    return stale.holders(directory, fs or OsFileSystem())
-
-
-def stale_stores(
-    directory: Path,
-    keep: str | None,
-    older_than_s: float,
-    *,
-    clock: Callable[[], float] = time.time,
-    fs: FileSystem | None = None,
-) -> list[StoreInfo]:
-    """The stores that `collect_stale` would remove."""
-    return stale.stale_stores(directory, keep, older_than_s, now=clock(), fs=fs or OsFileSystem())
-
-
-def collect_stale(
-    directory: Path,
-    keep: str | None,
-    older_than_s: float,
-    *,
-    clock: Callable[[], float] = time.time,
-    fs: FileSystem | None = None,
-) -> list[StoreInfo]:
-    """Remove stores unused for `older_than_s` (except `keep`, a fingerprint in hex); return those removed."""
-    return stale.collect_stale(directory, keep, older_than_s, now=clock(), fs=fs or OsFileSystem())
 
 
 def check_store(

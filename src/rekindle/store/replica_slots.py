@@ -65,9 +65,8 @@ class ReplicaSlots:
         self.settings = replace(self.settings, slot="0" if slot == "auto" else slot)
         secret = given_secret(self._directory, self.settings.secret, self._fs)
         store = self._first(open_in, secret) if slot == "auto" else self._named(open_in, secret, int(slot))
-        collect_stale(
-            self._directory, self._fingerprint, self.settings.stale_ttl_s, now=self._clock(), fs=self._fs
-        )  # in the slots that no process uses any more, too
+        ttl = self.settings.stale_ttl_s  # in the slots that no process uses any more, too
+        collect_stale(self._directory, self._fingerprint, ttl, clock=self._clock, fs=self._fs)
         return store
 
     def _named(self, open_in: Open, secret: bytes, number: int) -> WarmStore:

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import sqlite3
 import string
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +24,11 @@ from rekindle.store.description import FILE, read_description
 from rekindle.store.directory import is_at
 from rekindle.store.shards import SHARD_NAME
 from rekindle.store.sqlite_file import opened_for_reading
-from rekindle.store.sync import FileSystem
+from rekindle.store.sync import FileSystem, OsFileSystem
 
 logger = logging.getLogger(__name__)
-
+Clock = Callable[[], float]
+_OS = OsFileSystem()
 _OURS = ("index.db*", "blocks-*.safetensors", f"{FILE}*", "lock")  # the lock last, as it is held during removal
 
 
@@ -52,36 +54,37 @@ class StoreInfo:
         return directory if self.slot is None else slot_directory(directory, self.slot)
 
 
-def list_stores(directory: Path, fs: FileSystem) -> list[StoreInfo]:
+def list_stores(directory: Path, fs: FileSystem = _OS) -> list[StoreInfo]:
     """Every store below `directory`, most recently used first; changes nothing, even for one in use."""
     found = [inspect(path, fs, slot) for path, slot in _stores(directory)]
     return sorted(found, key=lambda info: -info.last_use)
 
 
-def holders(directory: Path, fs: FileSystem) -> set[str]:
-    """The processes that have a store below `directory` open, as `holder` names each."""
+def holders(directory: Path, fs: FileSystem = _OS) -> set[str]:
+    """The processes that have a store below `directory` open, as `holder` names each; OSError."""
     found = (holder(path, fs) for path, _ in _stores(directory))
     return {each for each in found if each is not None}
 
 
 def stale_stores(
-    directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
+    directory: Path, keep: str | None, older_than_s: float, *, clock: Clock = time.time, fs: FileSystem = _OS
 ) -> list[StoreInfo]:
-    """The stores, except `keep`, that are not open and have been unused for `older_than_s`."""
+    """The stores, except `keep` (a fingerprint in hex), that are not open and have been unused for `older_than_s`."""
+    now = clock()
     stores = [(path, slot) for path, slot in _stores(directory) if path.name != keep]
     old = [(path, slot) for path, slot in stores if now - last_use(path) > older_than_s]
     return [info for info in (inspect(path, fs, slot) for path, slot in old) if info.in_use_by is None]
 
 
 def collect_stale(
-    directory: Path, keep: str | None, older_than_s: float, *, now: float, fs: FileSystem
+    directory: Path, keep: str | None, older_than_s: float, *, clock: Clock = time.time, fs: FileSystem = _OS
 ) -> list[StoreInfo]:
     """Remove the stale stores; return those removed.
 
     A store opened in the meantime is skipped; one that cannot be removed is logged.
     """
     removed = []
-    for info in stale_stores(directory, keep, older_than_s, now=now, fs=fs):
+    for info in stale_stores(directory, keep, older_than_s, clock=clock, fs=fs):
         path = info.parent(directory) / info.fingerprint
         try:
             if remove(path, fs):

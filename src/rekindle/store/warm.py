@@ -171,7 +171,7 @@ class WarmStore:
             described = describe(place.path, Description(model, layout, tuple(namespaces), made_from), fs)
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
             parts.ledger.limit_namespaces(settings.namespace_share)
-            collect_stale(directory, place.path.name, settings.stale_ttl_s, now=clock(), fs=fs)
+            collect_stale(directory, place.path.name, settings.stale_ttl_s, clock=clock, fs=fs)
             disk_bytes = parts.budget(settings.disk_bytes, fs)
             return cls(
                 parts, described, settings, clock=clock, disk_bytes=disk_bytes, on_saved=on_saved, on_lost=on_lost
