@@ -9,10 +9,9 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_hash
 from rekindle.store.index import Index
-from rekindle.store.readers import read_record
 from rekindle.store.records import BadRecord
 from rekindle.store.schema import agent_key
-from rekindle.store.shards import Shards
+from rekindle.store.shards import Shards, read_record
 
 
 def check_index(index: Index, block_tokens: int, secret: bytes) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rekindle.store.records import BadRecord
-from rekindle.store.shards import Shards
-from rekindle.store.values import Place, StoredBlock
+from rekindle.store.shards import Shards, read_record
+from rekindle.store.values import StoredBlock
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)
@@ -135,17 +135,3 @@ class Readers:
             self.blocks_read += 1
             self.bytes_read += sum(buffers[place.part].nbytes for place in block.places)
         return True
-
-
-def read_record(shards: Shards, block: StoredBlock, place: Place, buffer: Bytes) -> Bytes:
-    """Read the payload of a block's part as a view of `buffer` [record_bytes]; BadRecord unless it is as expected."""
-    shards.read(place.part, place.slot, buffer)
-    payload = shards.formats[place.part].decode(buffer)
-    if shards.formats[place.part].payload_crc(buffer) != place.crc:
-        raise BadRecord("holds an older version of the block")
-    found, wanted = payload.identity, block.identity
-    if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):
-        raise BadRecord("holds another block")
-    if not np.array_equal(found.ids, wanted.ids):
-        raise BadRecord("holds other token ids")
-    return payload.data

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from rekindle.store.records import PAGE, BadRecord, RecordFormat
 from rekindle.store.sync import FileSystem
+from rekindle.store.values import Place, StoredBlock
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -185,3 +186,17 @@ class Shards:
             self._fs.write(fd, 0, header)
         self._unsynced.add(shard)
         self._ready.add(shard)
+
+
+def read_record(shards: Shards, block: StoredBlock, place: Place, buffer: Bytes) -> Bytes:
+    """Read the payload of a block's part as a view of `buffer` [record_bytes]; BadRecord unless it is as expected."""
+    shards.read(place.part, place.slot, buffer)
+    payload = shards.formats[place.part].decode(buffer)
+    if shards.formats[place.part].payload_crc(buffer) != place.crc:
+        raise BadRecord("holds an older version of the block")
+    found, wanted = payload.identity, block.identity
+    if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):
+        raise BadRecord("holds another block")
+    if not np.array_equal(found.ids, wanted.ids):
+        raise BadRecord("holds other token ids")
+    return payload.data
