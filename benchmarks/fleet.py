@@ -31,7 +31,7 @@ from rekindle.harness.client import flags_of
 from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec
-from rekindle.store.records import RecordFormat
+from rekindle.store.files.records import RecordFormat
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct
 from rekindle_lab.bench.memory import forget_peak, peak_bytes, resident_bytes
 

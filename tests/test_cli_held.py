@@ -22,8 +22,8 @@ from rekindle.cli.remote import Remote, find_server
 from rekindle.config import ServerSettings, Settings
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import ServerProcess, free_port
-from rekindle.store.directory import StoreDirectory
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.directory import StoreDirectory
+from rekindle.store.files.sync import OsFileSystem
 
 ROOT = Path(__file__).parents[1]
 # What loads models cannot be imported by the command.

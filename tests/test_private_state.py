@@ -76,7 +76,10 @@ def test_tests_reach_nothing_private() -> None:
         ("def f(self): self._patched", ["_patched"]),
         ("from rekindle.worker import _run, Worker", ["_run"]),
         ("patch.setattr(Writer, '_save', save)", ["_save"]),
-        ("patch.setattr('rekindle.store.writer.Writer._save', save)", ["rekindle.store.writer.Writer._save"]),
+        (
+            "patch.setattr('rekindle.store.threads.writer.Writer._save', save)",
+            ["rekindle.store.threads.writer.Writer._save"],
+        ),
         ("x.__class__, message._request_id, getattr(x, '__name__')", []),
     ],
 )

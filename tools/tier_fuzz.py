@@ -34,7 +34,7 @@ from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import StoreError
 from rekindle.model.params import SamplingParams
 from rekindle.pocket import conversations
-from rekindle.store.directory import derived_secret
+from rekindle.store.files.directory import derived_secret
 from rekindle.text.messages import normalise_messages
 from rekindle.tier.sealing import HEADS, Sealer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.values import Bytes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.engine.api import Engine
 from rekindle.errors import StoreError
-from rekindle.store.index import Index
+from rekindle.store.rows.index import Index
 
 Start = Callable[..., Engine]
 HELLO = [{"role": "user", "content": "Remember me, please, for a while."}]

@@ -15,7 +15,7 @@ import pytest
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound, PurgeUnproved, StoreError
 from rekindle.store.commands import Move
-from rekindle.store.shards import Shards
+from rekindle.store.files.shards import Shards
 from rekindle.store.warm import SequenceRecord
 from tests.engine.conftest import Start
 from tests.engine.test_index_trouble import refused

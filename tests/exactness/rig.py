@@ -39,7 +39,7 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
 from rekindle.model.runner import ModelRunner
 from rekindle.model.sampler import SamplerState
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.sync import FileSystem
 from rekindle.store.values import SequenceRecord
 from rekindle.store.warm import WarmStore
 from rekindle.text.prompt import PromptEncoder

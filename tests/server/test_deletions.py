@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.store.sqlite_file import SqliteFile
+from rekindle.store.files.sqlite_file import SqliteFile
 from tests.engine.test_index_trouble import refused
 from tests.server.conftest import Served
 from tests.server.scripted import serving, write_scripted_model

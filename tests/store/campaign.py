@@ -23,12 +23,13 @@ import pytest
 
 from rekindle.cache.blocks.hashing import id_bytes
 from rekindle.config import StoreSettings
-from rekindle.store import index, sqlite_file
 from rekindle.store.commands import Delete, Pin, Purge
-from rekindle.store.room import OnLost, ignore
-from rekindle.store.sqlite_file import connect
+from rekindle.store.files import sqlite_file
+from rekindle.store.files.sqlite_file import connect
+from rekindle.store.maintenance.room import OnLost, ignore
+from rekindle.store.rows import index
+from rekindle.store.threads.writer import OnSaved
 from rekindle.store.warm import WarmStore
-from rekindle.store.writer import OnSaved
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, payload_of, save, warm_tokens
 from tests.store.recording import CRASHES, SECTOR, Crash, Index, RecordingFileSystem, read_index, replay, torn_indexes
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rekindle.store import purging
-from rekindle.store.index import Index
-from rekindle.store.ledger import Ledger
-from rekindle.store.shards import Shards
-from rekindle.store.slots import Slot, SlotTable
-from rekindle.store.writer import Writer
+from rekindle.store.files.shards import Shards
+from rekindle.store.maintenance import purging
+from rekindle.store.rows.index import Index
+from rekindle.store.rows.ledger import Ledger
+from rekindle.store.rows.slots import Slot, SlotTable
+from rekindle.store.threads.writer import Writer
 
 Careless = Callable[[pytest.MonkeyPatch], None]
 

@@ -14,11 +14,11 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, chain_hashes, root_hash, tail_hash
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
-from rekindle.store.records import RecordFormat
-from rekindle.store.room import OnLost, ignore
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.records import RecordFormat
+from rekindle.store.files.sync import FileSystem
+from rekindle.store.maintenance.room import OnLost, ignore
+from rekindle.store.threads.writer import OnSaved
 from rekindle.store.warm import SequenceRecord, StagedBlock, StoredBlock, WarmStore
-from rekindle.store.writer import OnSaved
 
 SIZE = 16
 LAYOUT = KVLayout(

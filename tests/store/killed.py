@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rekindle.store.commands import Delete
-from rekindle.store.ledger import Ledger
+from rekindle.store.rows.ledger import Ledger
 from tests.forks import forking
 from tests.store.campaign import Branch, Campaign, Key, Moment, Workload, drawn_actions
 

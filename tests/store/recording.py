@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from rekindle.store.sync import Access, OsFileSystem
+from rekindle.store.files.sync import Access, OsFileSystem
 
 Crash = Literal["kept", "dropped", "torn", "reordered"]
 CRASHES: tuple[Crash, ...] = ("kept", "dropped", "torn", "reordered")

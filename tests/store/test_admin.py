@@ -16,8 +16,8 @@ from rekindle.config import StoreSettings
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store import admin
 from rekindle.store.commands import Pin
-from rekindle.store.description import read_description
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.description import read_description
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, LAYOUT, SIZE, Chain, open_store, save, warm_tokens
 from tests.store.test_damage import record_at

@@ -15,8 +15,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from rekindle.agent_ids import AgentKind, kind_of, recovered
 from rekindle.store.commands import Delete, Pin, Purge
-from rekindle.store.records import MAGIC, RecordFormat
-from rekindle.store.retention import RUNNING_S
+from rekindle.store.files.records import MAGIC, RecordFormat
+from rekindle.store.rows.retention import RUNNING_S
 from tests.store.chains import (
     FINGERPRINT,
     PLAIN_LAYOUT,

@@ -249,7 +249,7 @@ def test_after_a_crash_lost_covers_are_settled_also_if_a_row_is_damaged(
     for path, content in crashed.items():
         path.write_bytes(content)
     if size == "large":
-        monkeypatch.setattr("rekindle.store.opening.QUICKLY_CHECKED_BYTES", 0)
+        monkeypatch.setattr("rekindle.store.maintenance.opening.QUICKLY_CHECKED_BYTES", 0)
     store = opened()
     store.check("records")
     assert len(windows_on_disk(store)) <= -(-WINDOW // SIZE) + 2

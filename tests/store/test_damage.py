@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rekindle.store.commands import Delete
-from rekindle.store.records import MAGIC
+from rekindle.store.files.records import MAGIC
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, SIZE, Chain, load, save, warm_tokens
 

@@ -18,7 +18,7 @@ import pytest
 
 from rekindle.errors import StoreError
 from rekindle.store.commands import Delete, Purge
-from rekindle.store.sync import Access, OsFileSystem
+from rekindle.store.files.sync import Access, OsFileSystem
 from rekindle.store.warm import WarmStore
 from tests.store.chains import Chain, fast_directory, open_store, save, warm_tokens
 from tests.store.confined import limit_files, mount_small, run_apart

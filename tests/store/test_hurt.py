@@ -20,8 +20,8 @@ import pytest
 
 from rekindle.errors import StoreError
 from rekindle.store.commands import Delete, Purge
-from rekindle.store.records import RecordFormat
-from rekindle.store.shards import shard_header
+from rekindle.store.files.records import RecordFormat
+from rekindle.store.files.shards import shard_header
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, LAYOUT, SIZE, Chain, fast_directory, open_store, save, warm_tokens
 

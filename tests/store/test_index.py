@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StoreError
-from rekindle.store.schema import INDEX_VERSION
+from rekindle.store.rows.schema import INDEX_VERSION
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, Chain, save, warm_tokens
 

@@ -15,9 +15,9 @@ from rekindle.cache.blocks.hashing import root_hash
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreLocked
 from rekindle.store.commands import Pin
-from rekindle.store.directory import StoreDirectory
-from rekindle.store.stale import remove, store_bytes
-from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.files.directory import StoreDirectory
+from rekindle.store.files.sync import FileSystem, OsFileSystem
+from rekindle.store.maintenance.stale import remove, store_bytes
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, LAYOUT, SIZE, Chain, save, warm_tokens
 

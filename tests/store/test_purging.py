@@ -12,7 +12,7 @@ import pytest
 from rekindle.errors import StoreError
 from rekindle.store.admin import purge_agent
 from rekindle.store.commands import Delete, Pin, Purge
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, one_batch, payload_of, save, warm_tokens
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
 from rekindle.kv.payload import BlockPayload
-from rekindle.store.records import PAGE, BadRecord, RecordFormat
+from rekindle.store.files.records import PAGE, BadRecord, RecordFormat
 from tests.store.chains import LAYOUT, SIZE
 
 FORMATS = [RecordFormat.of(LAYOUT, part.index) for part in LAYOUT.parts]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
-from rekindle.store import opening
 from rekindle.store.commands import Delete, Pin
-from rekindle.store.retention import RUNNING_S
+from rekindle.store.maintenance import opening
+from rekindle.store.rows.retention import RUNNING_S
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, FINGERPRINT, SIZE, Chain, one_batch, open_store, save, warm_tokens
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from rekindle.engine import gauges
-from rekindle.store import opening
 from rekindle.store.commands import Delete, Pin, Purge
+from rekindle.store.maintenance import opening
 from rekindle.store.values import StoreStats
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, Chain, fast_directory, open_store, warm_tokens

@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.server.responses.records import open_records
-from rekindle.store.sqlite_file import SqliteFile, connect_writer, opened
+from rekindle.store.files.sqlite_file import SqliteFile, connect_writer, opened
 from rekindle.store.warm import WarmStore
 from rekindle_sessions.log.records import SessionRecords
 from tests.store.chains import FINGERPRINT, Chain, fast_directory, save, warm_tokens

@@ -6,8 +6,8 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
 from rekindle.spec import KVLayout, LayerSpec, StateSpec, StateTensor
-from rekindle.store.records import RecordFormat
-from rekindle.store.staging import StagingBuffer
+from rekindle.store.files.records import RecordFormat
+from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.values import StagedBlock
 
 LAYER = LayerSpec(1, 1, 16, 16, None, "q4h", "q4h")

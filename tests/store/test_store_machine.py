@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rekindle.store.commands import Delete
-from rekindle.store.records import MAGIC
+from rekindle.store.files.records import MAGIC
 from tests.store.chains import FINGERPRINT, SIZE, Chain, fast_directory, open_store, warm_tokens
 
 AGENTS = st.sampled_from(["ann", "bob", "../évil\n", "ann "])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.sync import OsFileSystem
 
 
 @pytest.mark.parametrize("how", ["punch", "write_zeros"])

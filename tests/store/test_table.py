@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.server.responses.records import TABLES as RESPONSE_TABLES
-from rekindle.store.damage import DamagedRow
-from rekindle.store.schema import TABLES as INDEX_TABLES
-from rekindle.store.sqlite_file import schema_of
-from rekindle.store.table import MAC_BYTES, KeyedTable, RowMac, Table, row_key
+from rekindle.store.files.damage import DamagedRow
+from rekindle.store.files.sqlite_file import schema_of
+from rekindle.store.files.table import MAC_BYTES, KeyedTable, RowMac, Table, row_key
+from rekindle.store.rows.schema import TABLES as INDEX_TABLES
 from rekindle_sessions.log.database import TABLES as SESSION_TABLES
 from tests.data.written_by_0_1 import write as written
 

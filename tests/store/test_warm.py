@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.commands import Delete, Pin
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.warm import StagedBlock, WarmStore
 from tests.store.chains import (
     BLOCK_BYTES,

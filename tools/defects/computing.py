@@ -91,7 +91,7 @@ COMPUTING = (
         "block of another fingerprint accepted",
         (
             Edit("cache/blocks/hashing.py", "for part in (fingerprint, ", 'for part in (b"", '),
-            Edit("store/directory.py", "fingerprint.hex()", '"any"'),
+            Edit("store/files/directory.py", "fingerprint.hex()", '"any"'),
         ),
         ("tests/exactness/test_identity.py::test_kv_of_another_model_is_not_used[weights]",),
     ),

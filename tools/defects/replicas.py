@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.defects.mutant import Mutant, one
 
 SLOTS = "store/replica_slots.py"
-DIRECTORY = "store/directory.py"
+DIRECTORY = "store/files/directory.py"
 TESTS = "tests/store/test_replica_slots.py"
 ENGINE = "tests/engine/test_replicas.py"
 
@@ -68,14 +68,14 @@ REPLICAS: tuple[Mutant, ...] = (
     ),
     one(
         "slots that are not listed with their directory",
-        "store/stale.py",
+        "store/maintenance/stale.py",
         "for place, slot in places for path in stores_in(place)]",
         "for place, slot in places[:1] for path in stores_in(place)]",
         f"{TESTS}::test_slots_are_listed_checked_and_collected_with_their_directory",
     ),
     one(
         "a disk budget for each model of a directory",
-        "store/room.py",
+        "store/maintenance/room.py",
         "self._most = ours - self._others.num_bytes()\n",
         "self._most = ours\n",
         "tests/store/test_other_stores.py::test_two_models_stay_within_one_budget",

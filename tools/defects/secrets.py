@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.defects.mutant import Mutant, one
 
-DIRECTORY = "store/directory.py"
+DIRECTORY = "store/files/directory.py"
 SECRETS = "tests/engine/test_secrets.py"
 
 SECRET: tuple[Mutant, ...] = (

@@ -122,13 +122,13 @@ SERVING = (
         "ids = encoder.encode(rendered)",
         "tests/exactness/test_identity.py::test_sampled_ids_are_kept",
     ),
-    one("shards never synced", "store/writer.py", "        self._shards.sync()\n", "", CRASHES),
+    one("shards never synced", "store/threads/writer.py", "        self._shards.sync()\n", "", CRASHES),
     Mutant(
         "committed before it is synced",
         (
-            Edit("store/writer.py", "        self._shards.sync()\n", ""),
+            Edit("store/threads/writer.py", "        self._shards.sync()\n", ""),
             Edit(
-                "store/writer.py",
+                "store/threads/writer.py",
                 "        with self._lock:\n            self._bad -= ",
                 "        self._shards.sync()\n        with self._lock:\n            self._bad -= ",
             ),
@@ -137,14 +137,14 @@ SERVING = (
     ),
     one(
         "names of new shards not synced",
-        "store/shards.py",
+        "store/files/shards.py",
         "            self._fs.sync_directory(self._directory)\n",
         "",
         CRASHES,
     ),
     one(
         "holes punched before the commit",
-        "store/writer.py",
+        "store/threads/writer.py",
         "            self._ledger.touch(touched, now)\n        with self._lock:",
         "            self._ledger.touch(touched, now)\n            self.room.give_back(freed)\n"
         "        with self._lock:",
@@ -152,7 +152,7 @@ SERVING = (
     ),
     one(
         "reported as saved before it is",
-        "store/writer.py",
+        "store/threads/writer.py",
         "            self._ledger.move(saved)\n",
         "            self._ledger.move(saved)\n            for turn in saved:\n"
         "                self._on_saved(turn.namespace, turn.agent, turn.branch, turn.num_tokens)\n",
@@ -160,7 +160,7 @@ SERVING = (
     ),
     one(
         "a parent evicted before its child",
-        "store/retention.py",
+        "store/rows/retention.py",
         "order.add(block_hash, None if parent == root else parent, group",
         "order.add(block_hash, None, group",
         f"{RETENTION}::test_a_shared_prefix_leaves_last",
@@ -231,14 +231,14 @@ SERVING = (
     ),
     one(
         "a pinned chain evicted",
-        "store/retention.py",
+        "store/rows/retention.py",
         "        if pinned_until >= now:\n",
         "        if pinned_until == now:\n",
         f"{RETENTION}::test_a_pin_holds_the_whole_chain",
     ),
     one(
         "parents of the batch not held",
-        "store/retention.py",
+        "store/rows/retention.py",
         "        elif block_hash in self._held:\n",
         "        elif block_hash == now:\n",
         f"{RETENTION}::test_a_batch_longer_than_the_budget_keeps_its_own_beginning",
@@ -247,17 +247,19 @@ SERVING = (
     Mutant(
         "a clock that went backwards trusted",
         (
-            Edit("store/retention.py", "return min(max(0.0, use), now)\n", "return max(0.0, use)\n"),
-            Edit("store/ledger.py", "max(0.0, now - JUST_BEFORE_S)", "row.last_use"),
+            Edit("store/rows/retention.py", "return min(max(0.0, use), now)\n", "return max(0.0, use)\n"),
+            Edit("store/rows/ledger.py", "max(0.0, now - JUST_BEFORE_S)", "row.last_use"),
         ),
         (f"{RETENTION}::test_a_use_in_the_future_makes_nobody_immortal", "tests/store/test_clock.py"),
     ),
     Mutant(
         "purged slots not zeroed",
         (
-            Edit("store/purging.py", "        parts.shards.punch(freed)\n", ""),
-            Edit("store/purging.py", "    return parts.shards.is_zero(*slot, buffer)\n", "    return True\n"),
-            Edit("store/room.py", "            self._shards.punch(freed)\n", "            pass\n"),
+            Edit("store/maintenance/purging.py", "        parts.shards.punch(freed)\n", ""),
+            Edit(
+                "store/maintenance/purging.py", "    return parts.shards.is_zero(*slot, buffer)\n", "    return True\n"
+            ),
+            Edit("store/maintenance/room.py", "            self._shards.punch(freed)\n", "            pass\n"),
         ),
         (TRACES,),
     ),
@@ -277,14 +279,14 @@ SERVING = (
     ),
     one(
         "blocks left in the staging buffer when the writer dies",
-        "store/writer.py",
+        "store/threads/writer.py",
         "                elif isinstance(item, WaitingBlock):\n                    self._free_staged([item])\n",
         "",
         "tests/engine/test_dying.py::test_orders_fail_when_the_writer_dies_and_the_engine_goes_on",
     ),
     one(
         "log of the index not emptied in a purge",
-        "store/purging.py",
+        "store/maintenance/purging.py",
         "        parts.index.truncate_wal()\n",
         "",
         TRACES,
@@ -411,14 +413,14 @@ SERVING = (
     ),
     one(
         "rows of the index are trusted unchecked",
-        "store/table.py",
+        "store/files/table.py",
         "            return bool(self.mac(row) == row[-1])\n",
         "            return bool(self.mac(row))\n",
         "tests/store/test_row_damage.py::test_a_bit_of_the_namespace_gives_no_agent_to_another_tenant",
     ),
     one(
         "the last column of a row not under its MAC",
-        "store/table.py",
+        "store/files/table.py",
         "tuple(covered) or row._fields[:-1]",
         "tuple(covered) or row._fields[:-2]",
         "tests/store/test_table.py::test_what_is_written_is_read_and_verifies",
@@ -432,7 +434,7 @@ SERVING = (
     ),
     one(
         "a purge does not look at the files",
-        "store/purging.py",
+        "store/maintenance/purging.py",
         "parts.ledger.has_left(forgotten) or _in_files(parts, forgotten)",
         "None",
         "tests/store/test_purging.py::test_a_purge_that_left_something_in_the_index_says_so",

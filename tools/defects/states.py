@@ -81,7 +81,7 @@ STATES = (
     ),
     one(
         "snapshots and blocks share the rows of the staging buffer",
-        "store/staging.py",
+        "store/threads/staging.py",
         "max(2, num_bytes // len(sizes) // size)",
         "max(2, num_bytes // sum(sizes))",
         "tests/store/test_staging.py",
@@ -172,7 +172,7 @@ STATES = (
     ),
     one(
         "covers of snapshots counted from the block that keeps them",
-        "store/covers.py",
+        "store/rows/covers.py",
         "index, block_hash = -(-num_tokens // self._block_tokens) - 1, head",
         "index, block_hash = max((index for index, _ in needed), default=-1), head",
         EXTENDS,

@@ -220,7 +220,7 @@ TIER: tuple[Mutant, ...] = (
     ),
     one(
         "a record whose checksum differs used",
-        "store/records.py",
+        "store/files/records.py",
         "if zlib.crc32(record[end:].data) != payload_crc:",
         "if payload_crc < 0:",
         f"{SINGLE}::test_a_record_that_went_wrong_before_it_was_encrypted_is_not_used[flipped]",

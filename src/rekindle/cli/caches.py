@@ -22,8 +22,8 @@ from rekindle.cli.why import JsonOption
 from rekindle.config import Settings, show_bytes
 from rekindle.errors import NotFound
 from rekindle.store import admin
-from rekindle.store.room import budget
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.sync import OsFileSystem
+from rekindle.store.maintenance.room import budget
 
 cache = typer.Typer(no_args_is_help=True)
 WhichArgument = Annotated[

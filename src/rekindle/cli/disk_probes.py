@@ -21,9 +21,9 @@ from rekindle.cli.findings import Finding
 from rekindle.config import MiB, StoreSettings, show_bytes
 from rekindle.spec import KVLayout
 from rekindle.store.admin import list_stores
-from rekindle.store.records import RecordFormat
-from rekindle.store.room import budget
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.records import RecordFormat
+from rekindle.store.files.sync import OsFileSystem
+from rekindle.store.maintenance.room import budget
 
 SPEED_BYTES = 64 * MiB
 HOLE_BYTES = 4 * MiB

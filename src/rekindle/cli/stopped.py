@@ -16,8 +16,8 @@ from rekindle.config import StoreSettings, slot_numbers
 from rekindle.errors import NotFound, StoreError, StoreLocked
 from rekindle.extensions import extensions, load
 from rekindle.store import admin
-from rekindle.store.directory import remove_set_aside
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.directory import remove_set_aside
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.values import SequenceRecord
 
 

@@ -28,8 +28,8 @@ from rekindle.demo.report import Figures, Turn, checks, summary, turn_line
 from rekindle.demo.script import AGENTS, Line, part, system_prompt
 from rekindle.errors import ConfigError
 from rekindle.harness.client import Client, Reply, ServerProcess, variables
-from rekindle.store.directory import make_directory
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.directory import make_directory
+from rekindle.store.files.sync import OsFileSystem
 
 MAX_TOKENS = 28
 SAVED_WITHIN_S = 30.0

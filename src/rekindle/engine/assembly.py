@@ -46,10 +46,10 @@ from rekindle.matching.matcher import Matcher
 from rekindle.model.loaded import Promise, Unsaved
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
+from rekindle.store.maintenance.room import OnLost
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
-from rekindle.store.room import OnLost
+from rekindle.store.threads.writer import OnSaved
 from rekindle.store.warm import WarmStore
-from rekindle.store.writer import OnSaved
 from rekindle.text.constraints.matcher import Constraints
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder

@@ -27,8 +27,8 @@ from rekindle.model.device import check_device
 from rekindle.model.loaded import LoadedModel, Runner
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout
-from rekindle.store.directory import given_secret, make_directory
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.directory import given_secret, make_directory
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends

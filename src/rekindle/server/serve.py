@@ -32,7 +32,7 @@ from rekindle.server.connections import MAX_LINGERING, ConnectionConfig
 from rekindle.server.descriptors import Listener
 from rekindle.server.gate.limits import ShutdownGate
 from rekindle.spec import ModelFacts
-from rekindle.store.shards import SHARD_BYTES
+from rekindle.store.files.shards import SHARD_BYTES
 
 INDENT = " " * 11
 IN_BITS = {"int8": "8 bits", "int4": "4 bits", "bfloat16": "16 bits (bf16)", "float32": "32 bits (fp32)"}

@@ -14,18 +14,18 @@ from pathlib import Path
 
 from rekindle.agent_ids import breakpoint_prefix
 from rekindle.errors import StoreError
-from rekindle.store.check import check_index, damaged_blocks, shortened_branches
-from rekindle.store.damage import INDEX_DAMAGE, DamagedRow
-from rekindle.store.description import Description, read_description
-from rekindle.store.directory import StoreDirectory
-from rekindle.store.index import Index
-from rekindle.store.opening import OpenedStore, open_store, readable_index, repair_rows, shard_slots
-from rekindle.store.purging import prove
-from rekindle.store.rebuild import RebuildReport
-from rekindle.store.records import RecordFormat
-from rekindle.store.shards import SHARD_BYTES, Shards
-from rekindle.store.stale import StoreInfo, collect_stale, holders, list_stores, stale_stores
-from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.files.damage import INDEX_DAMAGE, DamagedRow
+from rekindle.store.files.description import Description, read_description
+from rekindle.store.files.directory import StoreDirectory
+from rekindle.store.files.records import RecordFormat
+from rekindle.store.files.shards import SHARD_BYTES, Shards
+from rekindle.store.files.sync import FileSystem, OsFileSystem
+from rekindle.store.maintenance.check import check_index, damaged_blocks, shortened_branches
+from rekindle.store.maintenance.opening import OpenedStore, open_store, readable_index, repair_rows, shard_slots
+from rekindle.store.maintenance.purging import prove
+from rekindle.store.maintenance.stale import StoreInfo, collect_stale, holders, list_stores, stale_stores
+from rekindle.store.rows.index import Index
+from rekindle.store.rows.rebuild import RebuildReport
 from rekindle.store.values import PurgeProof, SequenceRecord
 
 __all__ = [

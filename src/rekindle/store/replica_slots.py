@@ -19,9 +19,9 @@ from pathlib import Path
 
 from rekindle.config import NUM_SLOTS, StoreSettings, slot_directory, slot_numbers
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
-from rekindle.store.directory import SECRET_BYTES, derived_secret, directory_secret, given_secret
-from rekindle.store.stale import collect_stale, holder
-from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.files.directory import SECRET_BYTES, derived_secret, directory_secret, given_secret
+from rekindle.store.files.sync import FileSystem, OsFileSystem
+from rekindle.store.maintenance.stale import collect_stale, holder
 from rekindle.store.warm import WarmStore
 
 logger = logging.getLogger(__name__)

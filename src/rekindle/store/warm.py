@@ -26,21 +26,21 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 from rekindle.config import StoreSettings
 from rekindle.spec import Change, KVLayout
-from rekindle.store.check import check_index, damaged_blocks
 from rekindle.store.commands import StoreChange
-from rekindle.store.damage import INDEX_DAMAGE, IndexDamage, kind_of, refusal
-from rekindle.store.description import Description, describe
-from rekindle.store.directory import StoreDirectory
-from rekindle.store.opening import OpenedStore, open_store
-from rekindle.store.readers import Deliver, Done, Readers
-from rekindle.store.room import OnLost, ignore
-from rekindle.store.schema import agent_key
-from rekindle.store.shards import SHARD_BYTES
-from rekindle.store.staging import StagingBuffer
-from rekindle.store.stale import collect_stale
-from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.files.damage import INDEX_DAMAGE, IndexDamage, kind_of, refusal
+from rekindle.store.files.description import Description, describe
+from rekindle.store.files.directory import StoreDirectory
+from rekindle.store.files.shards import SHARD_BYTES
+from rekindle.store.files.sync import FileSystem, OsFileSystem
+from rekindle.store.maintenance.check import check_index, damaged_blocks
+from rekindle.store.maintenance.opening import OpenedStore, open_store
+from rekindle.store.maintenance.room import OnLost, ignore
+from rekindle.store.maintenance.stale import collect_stale
+from rekindle.store.rows.schema import agent_key
+from rekindle.store.threads.readers import Deliver, Done, Readers
+from rekindle.store.threads.staging import StagingBuffer
+from rekindle.store.threads.writer import Clock, OnSaved, Writer
 from rekindle.store.values import PurgeProof, SequenceRecord, StagedBlock, StoredBlock, StoreStats
-from rekindle.store.writer import Clock, OnSaved, Writer
 from rekindle.worker import Worker
 
 __all__ = ["PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "StoredBlock", "WarmStore"]

@@ -11,7 +11,7 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockIdentity, TokenIds
 from rekindle.kv.payload import BlockPayload
 from rekindle.spec import KVLayout
-from rekindle.store.records import BadRecord, RecordFormat
+from rekindle.store.files.records import BadRecord, RecordFormat
 from rekindle.store.values import Bytes, SequenceRecord, StoredBlock
 from rekindle.store.warm import WarmStore
 from rekindle.tier.sealing import BadObject, block_name

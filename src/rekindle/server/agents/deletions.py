@@ -21,8 +21,8 @@ from rekindle.server.border import in_thread
 from rekindle.server.extension import Extension
 from rekindle.server.observers.history import History
 from rekindle.server.responses.stored import StoredResponses
-from rekindle.store.directory import remove_set_aside
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.directory import remove_set_aside
+from rekindle.store.files.sync import OsFileSystem
 
 T = TypeVar("T")
 MAX_UNFINISHED = 4096  # partly deleted agents; beyond it the oldest are no longer listed

@@ -25,8 +25,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from rekindle.errors import StoreError
 from rekindle.server.responses.item_fields import Item
-from rekindle.store.damage import kind_of
-from rekindle.store.sqlite_file import (
+from rekindle.store.files.damage import kind_of
+from rekindle.store.files.sqlite_file import (
     SqliteFile,
     create,
     opened,
@@ -36,7 +36,7 @@ from rekindle.store.sqlite_file import (
     truncate_log,
     version_of,
 )
-from rekindle.store.table import KeyedTable, Mac, Table, row_key
+from rekindle.store.files.table import KeyedTable, Mac, Table, row_key
 
 logger = logging.getLogger("rekindle.server")
 T = TypeVar("T")

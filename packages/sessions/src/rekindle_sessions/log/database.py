@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from rekindle.errors import StoreError
-from rekindle.store import sqlite_file
-from rekindle.store.sqlite_file import schema_of, transaction, version_of
-from rekindle.store.table import KeyedTable, Table, row_key
+from rekindle.store.files import sqlite_file
+from rekindle.store.files.sqlite_file import schema_of, transaction, version_of
+from rekindle.store.files.table import KeyedTable, Table, row_key
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from rekindle.errors import Conflict, NotFound, StoreError
-from rekindle.store.sqlite_file import SqliteFile, truncate_log
+from rekindle.store.files.sqlite_file import SqliteFile, truncate_log
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.log.database import MEMORY, EventRow, MemoryRow, ProgressRow, SessionRow, SessionTables, opened
 from rekindle_sessions.log.inventory import Card, Inventory

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rekindle.errors import PurgeUnproved
-from rekindle.store.ledger import Forgotten
-from rekindle.store.opening import OpenedStore
-from rekindle.store.slots import Slot
+from rekindle.store.maintenance.opening import OpenedStore
+from rekindle.store.rows.ledger import Forgotten
+from rekindle.store.rows.slots import Slot
 from rekindle.store.values import PurgeProof
 
 MAX_HASHES = 256  # hashes of an agent's blocks searched for in the files' bytes; rows are checked for all of them

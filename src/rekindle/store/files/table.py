@@ -20,7 +20,7 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
-from rekindle.store.damage import DamagedRow
+from rekindle.store.files.damage import DamagedRow
 
 R = TypeVar("R", bound=NamedTuple)
 Mac = Annotated[bytes, "BLOB NOT NULL DEFAULT x''"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from rekindle.errors import StoreError
 from rekindle.spec import Change, KVLayout, LayerSpec
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 

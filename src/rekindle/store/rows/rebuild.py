@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rekindle.agent_ids import recovered
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.store.damage import INDEX_DAMAGE
-from rekindle.store.ledger import Ledger
-from rekindle.store.repair import whole_rows, with_parents
-from rekindle.store.schema import AgentRow, IndexTables
-from rekindle.store.shards import Shards
-from rekindle.store.sqlite_file import connect
+from rekindle.store.files.damage import INDEX_DAMAGE
+from rekindle.store.files.shards import Shards
+from rekindle.store.files.sqlite_file import connect
+from rekindle.store.rows.ledger import Ledger
+from rekindle.store.rows.repair import whole_rows, with_parents
+from rekindle.store.rows.schema import AgentRow, IndexTables
 from rekindle.store.values import SequenceRecord, StoredBlock
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from rekindle.config import show_bytes
 from rekindle.errors import StoreError
 from rekindle.spec import Change
-from rekindle.store.description import Description, read_description
-from rekindle.store.sqlite_file import opened_for_reading
-from rekindle.store.stale import holder, inspect, last_use, remove, store_bytes, stores_in
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.description import Description, read_description
+from rekindle.store.files.sqlite_file import opened_for_reading
+from rekindle.store.files.sync import FileSystem
+from rekindle.store.maintenance.stale import holder, inspect, last_use, remove, store_bytes, stores_in
 
 logger = logging.getLogger(__name__)
 

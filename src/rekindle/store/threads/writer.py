@@ -29,14 +29,14 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.errors import StoreError
 from rekindle.kv.payload import BlockPayload
 from rekindle.store.commands import Delete, Move, Pin, Purge, StoreChange, failure
-from rekindle.store.damage import kind_of
-from rekindle.store.index import Index
-from rekindle.store.ledger import BranchKey, Ledger
-from rekindle.store.opening import OpenedStore
-from rekindle.store.purging import prove
-from rekindle.store.room import DiskRoom, OnLost
-from rekindle.store.staging import StagingBuffer, WaitingBlock
-from rekindle.store.trouble import SaveTrouble
+from rekindle.store.files.damage import kind_of
+from rekindle.store.maintenance.opening import OpenedStore
+from rekindle.store.maintenance.purging import prove
+from rekindle.store.maintenance.room import DiskRoom, OnLost
+from rekindle.store.rows.index import Index
+from rekindle.store.rows.ledger import BranchKey, Ledger
+from rekindle.store.threads.staging import StagingBuffer, WaitingBlock
+from rekindle.store.threads.trouble import SaveTrouble
 from rekindle.store.values import Place, SequenceRecord, StoredBlock
 from rekindle.worker import Death, Worker, fail, failure_of, fulfil
 

@@ -20,11 +20,11 @@ import numpy as np
 from rekindle.cache.blocks.hashing import HASH_BYTES
 from rekindle.config import slot_directory, slot_numbers
 from rekindle.errors import StoreError
-from rekindle.store.description import FILE, read_description
-from rekindle.store.directory import is_at
-from rekindle.store.shards import SHARD_NAME
-from rekindle.store.sqlite_file import opened_for_reading
-from rekindle.store.sync import FileSystem, OsFileSystem
+from rekindle.store.files.description import FILE, read_description
+from rekindle.store.files.directory import is_at
+from rekindle.store.files.shards import SHARD_NAME
+from rekindle.store.files.sqlite_file import opened_for_reading
+from rekindle.store.files.sync import FileSystem, OsFileSystem
 
 logger = logging.getLogger(__name__)
 Clock = Callable[[], float]

@@ -24,8 +24,8 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, root_hash
 from rekindle.config import is_slot
 from rekindle.errors import StoreError, StoreLocked
-from rekindle.store.damage import refusal
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.damage import refusal
+from rekindle.store.files.sync import FileSystem
 
 logger = logging.getLogger(__name__)
 

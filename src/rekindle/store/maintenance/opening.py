@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rekindle.spec import KVLayout
-from rekindle.store.damage import INDEX_DAMAGE, DamagedRow, is_damage_at_open, refusal
-from rekindle.store.directory import StoreDirectory
-from rekindle.store.index import Index
-from rekindle.store.ledger import Ledger
-from rekindle.store.other_stores import OtherStores
-from rekindle.store.rebuild import RebuildReport, rebuild, salvage
-from rekindle.store.records import RecordFormat
-from rekindle.store.room import budget
-from rekindle.store.shards import Shards, found_slots
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.damage import INDEX_DAMAGE, DamagedRow, is_damage_at_open, refusal
+from rekindle.store.files.directory import StoreDirectory
+from rekindle.store.files.records import RecordFormat
+from rekindle.store.files.shards import Shards, found_slots
+from rekindle.store.files.sync import FileSystem
+from rekindle.store.maintenance.other_stores import OtherStores
+from rekindle.store.maintenance.room import budget
+from rekindle.store.rows.index import Index
+from rekindle.store.rows.ledger import Ledger
+from rekindle.store.rows.rebuild import RebuildReport, rebuild, salvage
 
 logger = logging.getLogger(__name__)
 

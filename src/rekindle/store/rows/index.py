@@ -21,10 +21,10 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
 from rekindle.errors import StoreError
-from rekindle.store.damage import IndexDamage
-from rekindle.store.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare, stored_block
-from rekindle.store.sqlite_file import connect, connect_writer, problem, truncate_log
-from rekindle.store.table import KeyedTable
+from rekindle.store.files.damage import IndexDamage
+from rekindle.store.files.sqlite_file import connect, connect_writer, problem, truncate_log
+from rekindle.store.files.table import KeyedTable
+from rekindle.store.rows.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare, stored_block
 from rekindle.store.values import SequenceRecord, StoredBlock
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.store.records import PAGE, BadRecord, RecordFormat
-from rekindle.store.sync import FileSystem
+from rekindle.store.files.records import PAGE, BadRecord, RecordFormat
+from rekindle.store.files.sync import FileSystem
 from rekindle.store.values import Place, StoredBlock
 
 Bytes = npt.NDArray[np.uint8]

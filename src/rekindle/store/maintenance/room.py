@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rekindle.config import DISK_SHARE, MOST_DISK_BYTES
-from rekindle.store.ledger import BranchKey, Ledger
-from rekindle.store.other_stores import OtherStores
-from rekindle.store.shards import Shards
-from rekindle.store.slots import Slot
+from rekindle.store.files.shards import Shards
+from rekindle.store.maintenance.other_stores import OtherStores
+from rekindle.store.rows.ledger import BranchKey, Ledger
+from rekindle.store.rows.slots import Slot
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from rekindle.store.schema import FreeRow, IndexTables, MetaRow
+from rekindle.store.rows.schema import FreeRow, IndexTables, MetaRow
 
 Slot = tuple[int, int]  # part, slot
 

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 
 from rekindle.cache.blocks.windows import kept_blocks
-from rekindle.store.schema import CoverRow, IndexTables
+from rekindle.store.rows.schema import CoverRow, IndexTables
 
 PartKey = tuple[bytes, int]  # block hash, part
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_hash
-from rekindle.store.index import Index
-from rekindle.store.records import BadRecord
-from rekindle.store.schema import agent_key
-from rekindle.store.shards import Shards, read_record
+from rekindle.store.files.records import BadRecord
+from rekindle.store.files.shards import Shards, read_record
+from rekindle.store.rows.index import Index
+from rekindle.store.rows.schema import agent_key
 
 
 def check_index(index: Index, block_tokens: int, secret: bytes) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rekindle.cache.blocks.hashing import BlockIdentity
-from rekindle.store.records import RecordFormat
+from rekindle.store.files.records import RecordFormat
 from rekindle.store.values import StagedBlock
 
 Bytes = npt.NDArray[np.uint8]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.store.records import BadRecord
-from rekindle.store.shards import Shards, read_record
+from rekindle.store.files.records import BadRecord
+from rekindle.store.files.shards import Shards, read_record
 from rekindle.store.values import StoredBlock
 from rekindle.worker import Death, Worker
 

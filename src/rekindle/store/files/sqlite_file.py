@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from rekindle.errors import StoreError, StoreLocked
-from rekindle.store.damage import is_damage_at_open, kind_of, refusal
-from rekindle.store.directory import SECRET_BYTES, derived_secret, set_aside, store_secret
-from rekindle.store.sync import OsFileSystem
+from rekindle.store.files.damage import is_damage_at_open, kind_of, refusal
+from rekindle.store.files.directory import SECRET_BYTES, derived_secret, set_aside, store_secret
+from rekindle.store.files.sync import OsFileSystem
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

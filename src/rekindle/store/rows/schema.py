@@ -16,8 +16,8 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, BlockIdentity, TokenIds, id_bytes
 from rekindle.errors import StoreError
-from rekindle.store.sqlite_file import create, version_of
-from rekindle.store.table import KeyedTable, Mac, Table, row_key
+from rekindle.store.files.sqlite_file import create, version_of
+from rekindle.store.files.table import KeyedTable, Mac, Table, row_key
 from rekindle.store.values import Place, SequenceRecord, StoredBlock
 
 INDEX_VERSION = 4

@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.store.covers import Covers, PartKey
-from rekindle.store.damage import DamagedRow
-from rekindle.store.index import Index
-from rekindle.store.repair import Repaired, RowRepair
-from rekindle.store.retention import StoreEvictionOrder
-from rekindle.store.schema import AgentRow, BlockRow, SequenceRow, agent_key
-from rekindle.store.shards import Shards
-from rekindle.store.slots import Slot, SlotTable
-from rekindle.store.sqlite_file import transaction
+from rekindle.store.files.damage import DamagedRow
+from rekindle.store.files.shards import Shards
+from rekindle.store.files.sqlite_file import transaction
+from rekindle.store.rows.covers import Covers, PartKey
+from rekindle.store.rows.index import Index
+from rekindle.store.rows.repair import Repaired, RowRepair
+from rekindle.store.rows.retention import StoreEvictionOrder
+from rekindle.store.rows.schema import AgentRow, BlockRow, SequenceRow, agent_key
+from rekindle.store.rows.slots import Slot, SlotTable
 from rekindle.store.values import SequenceRecord, Shortened, StoredBlock
 
 # A last use in the future is reset to this long before now, so that a use now is more recent.

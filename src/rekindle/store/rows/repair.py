@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from rekindle.cache.blocks.hashing import block_hash, tail_hash
-from rekindle.store.records import PAGE, BadRecord
-from rekindle.store.schema import BLOCK, BlockRow, FreeRow, IndexTables, MetaRow
-from rekindle.store.shards import Shards
-from rekindle.store.sqlite_file import problem
-from rekindle.store.table import KeyedTable
+from rekindle.store.files.records import PAGE, BadRecord
+from rekindle.store.files.shards import Shards
+from rekindle.store.files.sqlite_file import problem
+from rekindle.store.files.table import KeyedTable
+from rekindle.store.rows.schema import BLOCK, BlockRow, FreeRow, IndexTables, MetaRow
 from rekindle.store.values import Place, Shortened, StoredBlock
 
 _INCOMPLETE = "DELETE FROM block WHERE part > 0 AND name NOT IN (SELECT name FROM block WHERE part = 0)"

@@ -1,0 +1,1 @@
+"""The writer and the readers, and the blocks that wait for them."""
