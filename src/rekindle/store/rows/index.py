@@ -82,11 +82,14 @@ class ReadConnections:
         try:
             yield connection
         finally:
-            with self._lock:
-                if self._idle is not None:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
+            self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if self._idle is None:
+                connection.close()
+            else:
+                self._idle.append(connection)
 
     def close(self) -> None:
         """Refuse new readers; reads in progress may finish."""
