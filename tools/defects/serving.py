@@ -446,11 +446,4 @@ SERVING = (
         "access is not None",
         "tests/server/test_guard.py::test_rebound_names_are_refused",
     ),
-    one(
-        "a client that left looks half-closed",
-        "server/connections.py",
-        "_probe(FIRST_PROBE_S)\n        return True",
-        "_stop_probing()\n        return True",
-        "tests/server/test_half_closed.py::test_a_client_that_left_ends_its_request",
-    ),
 )

@@ -4,10 +4,6 @@ Owns the limits below HTTP. A client that sends nothing, or a byte a minute, is 
 so is one that does not read its last answer. If requests in progress hold all places, a new connection is refused at
 once; otherwise an idle one is closed for it (`places`). Bodies are timed in `limits`. Input that is not HTTP gets a 400
 and a line in the log, as a request would, and so does a body with invalid chunks.
-
-A client may close its side of the connection once its request is sent, and is still answered. A client that is gone
-looks the same, because both send a FIN; but writing to it causes an error. So the first bytes of the answer, which are
-always the same, are sent one at a time while it is computed: the second byte after the client is gone ends the request.
 """
 
 from __future__ import annotations
@@ -33,8 +29,6 @@ from rekindle.server.observers.log import write_unread
 
 LINGER_S = 1.0  # how long a refused connection stays open, so that its answer is not lost
 MAX_LINGERING = 64  # refused connections open at a time
-BEGINNING = b"HTTP/1.1 "  # of every answer
-FIRST_PROBE_S = 0.05  # doubled after each probe: the last after 13 s
 NO_HEADERS: Mapping[str, str] = {}
 UNREADABLE = Problem(400, "invalid_request_error", "Invalid HTTP request received.")  # in uvicorn's words
 WEB_SOCKETS = ("Unsupported upgrade request", "No supported WebSocket library")  # not supported here
@@ -185,18 +179,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Framing(h11.Connection):
-    """h11's parser and serializer; `num_begun` bytes of the next answer's head are already written."""
-
-    num_begun = 0
-
-    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
-        """Return the bytes of an event, without those already written."""
-        pieces = super().send_with_data_passthrough(event)
-        if pieces and self.num_begun:
-            whole = b"".join(pieces)
-            assert whole.startswith(BEGINNING), whole[:40]
-            pieces, self.num_begun = [whole[self.num_begun :]], 0
-        return pieces
+    """h11's parser and serializer."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -211,8 +194,6 @@ class BoundedProtocol(H11Protocol):
     config: ConnectionConfig
     conn: Framing
     _is_broken = False  # further input is ignored
-    _has_ended = False  # the client closed its side
-    _probe_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _is_refused = False
     _has_begun = False  # a first request has begun
@@ -244,40 +225,14 @@ class BoundedProtocol(H11Protocol):
         if self._has_begun and self.conn.chunk_bytes > most:
             self._break_body(f"a chunk of {self.conn.chunk_bytes} bytes is more than any body may have")
 
-    def eof_received(self) -> Any:
-        """Keep the connection open (True) if a complete request is still unanswered."""
-        if self._is_refused or not self._is_answering():
-            return False
-        self._has_ended = True
-        self._probe(FIRST_PROBE_S)
-        return True
-
     def on_response_complete(self) -> None:
         """Wait for the next request, or start it if it is already here."""
         super().on_response_complete()
         self._keep_place()
-        if self._has_ended and not self._is_answering():
-            self.transport.close()
-        elif self._has_ended:
-            self._probe(FIRST_PROBE_S)
 
     def _is_answering(self) -> bool:
         """Whether a request is complete and its answer is not."""
         return self._has_begun and not self.cycle.more_body and not self.cycle.response_complete
-
-    def _probe(self, wait_s: float) -> None:
-        """Write the next byte of an answer that has not begun, and schedule another."""
-        self._stop_probing()
-        if self.transport.is_closing() or self.cycle.response_started or self.conn.num_begun == len(BEGINNING):
-            return
-        self.transport.write(BEGINNING[self.conn.num_begun : self.conn.num_begun + 1])
-        self.conn.num_begun += 1
-        self._probe_timer = self.loop.call_later(wait_s, self._probe, 2 * wait_s)
-
-    def _stop_probing(self) -> None:
-        if self._probe_timer is not None:
-            self._probe_timer.cancel()
-            self._probe_timer = None
 
     def _break_body(self, why: str) -> None:
         """Answer the request that is being read now, then close the connection."""
@@ -301,7 +256,6 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the place and cancel all timers."""
         self._stop_waiting()
-        self._stop_probing()
         self.config.places.leave(self)
         if self._is_refused:
             self.config.num_refused -= 1
