@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.killers import has_killers, is_killer
 from tests.needs import needs_of
+from tests.programs import missing
 
 TORTURE = 40  # times as many examples of a machine, each twice as long
 QUICK = 5  # so many times fewer of them with --quick
@@ -90,6 +91,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             machine.settings = tortured(usual)
         elif is_short and not (config.getoption("--gate") and is_killer(item.nodeid)):
             machine.settings = hastened(usual)
+
+
+def pytest_report_header() -> str:
+    lacking = missing()
+    return f"without {', '.join(lacking)}: tests of it are skipped" if lacking else ""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rekindle.compute.cpu.kernels import build
 from rekindle.compute.cpu.kernels.levels import LEVELS, Level
 from rekindle.compute.cpu.kernels.library import CPUINFO, KernelChoice, instructions, load
+from tests.programs import has_kernels
 
 # A parallel region, so that the OpenMP of torch is needed, and a function that no header declares.
 THREADS = """
@@ -55,7 +56,9 @@ def can_compile() -> bool:
     return True
 
 
-needs_compiler = pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+needs_compiler = pytest.mark.skipif(
+    not (can_compile() and has_kernels()), reason="no kernels: they take a C++ compiler, and make kernels"
+)
 
 
 def runnable() -> list[Level]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from rekindle.config import ServerSettings
 from rekindle.harness.client import ServerProcess, free_port
+from tests.programs import program
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # No window, no sandbox (CI is root), and no word to anybody but the page's own server.
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -29,11 +28,8 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="module")  # while it lives, an event loop runs in the tests' own thread
 def browser() -> Iterator[Browser]:
-    found = next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
-    if found is None:
-        pytest.skip("no Chromium on the PATH: apt-get install chromium, as .ci/run does")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=program("chromium"), args=ARGUMENTS)
         yield browser
         browser.close()
 

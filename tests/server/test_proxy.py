@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 
 from rekindle.config import ServerSettings
 from rekindle.harness.client import free_port
+from tests.programs import program
 from tests.server.conftest import Served, serving
 from tests.server.logged import fields, listening
 
@@ -101,12 +101,6 @@ def command(kind: str, folder: Path, config: str) -> list[str]:
     user = "user root;" if Path.home() == Path("/root") else ""
     file.write_text(NGINX.format(folder=folder, server=config, user=user))
     return [program("nginx"), "-p", str(folder), "-c", str(file)]
-
-
-def program(name: str) -> str:
-    found = shutil.which(name, path=f"{Path('/usr/sbin')}:{Path('/usr/bin')}:/usr/local/bin:/opt/homebrew/bin")
-    assert found is not None, f"no {name}: apt-get install {name}, as .ci/run does"
-    return found
 
 
 @contextmanager
