@@ -25,7 +25,8 @@ from rekindle.cache.eviction.queue import Quotas, SlotQueue, sort_key
 
 _USED = 1 << 8  # above the rank in the sort key of a slot that is not demoted
 HERE, HELD, DEMOTED = 1, 2, 4  # bits of a state; 0 is not present
-NEVER = -math.inf  # the last use of an unused slot
+_INF = math.inf
+NEVER = -_INF  # the last use of an unused slot
 
 
 # Slots in columns: which are present, which are held, and each one's parent and last use.
@@ -218,13 +219,15 @@ class EvictionOrder:
 
     def release(self, slot: int, now: float, *, rank: int = 0) -> None:
         """Make the slot evictable, as used at `now`; 0 <= `rank` <= 255."""
-        _check_time(now)
+        if not -_INF < now < _INF:
+            raise _not_finite(now)
         self._use(slot, now, is_earlier=self._slots.unhold(slot, rank))
 
     def touch(self, slot: int, now: float) -> None:
         """Record a use without holding."""
-        _check_time(now)
-        self._slots.state_of(slot)
+        if not -_INF < now < _INF:
+            raise _not_finite(now)
+        assert self._slots.state[slot], f"slot {slot} is not present"
         self._use(slot, now, is_earlier=False)
 
     def settle(self, slot: int, *, rank: int = 0) -> None:
@@ -267,7 +270,8 @@ class EvictionOrder:
         Without `now`, uses the time of the latest use.
         """
         if now is not None:
-            _check_time(now)
+            if not -_INF < now < _INF:
+                raise _not_finite(now)
             self._now = max(self._now, now)
         if self._by_age is not None and (expired := self.pop_expired(self._now)) is not None:
             return expired
@@ -316,10 +320,10 @@ class EvictionOrder:
         if now < slots.last_use[slot]:  # the clock went back
             is_earlier = True
             self._drop_age(slot)
-        slots.state[slot] &= ~DEMOTED
+        if slots.state[slot] & DEMOTED:
+            slots.state[slot] &= ~DEMOTED
         slots.last_use[slot] = now
-        self._turn += 2
-        slots.turns[slot] = self._turn
+        slots.turns[slot] = self._turn = self._turn + 2
         if now > self._now:
             self._now = now
         if is_earlier:
@@ -377,7 +381,6 @@ class EvictionOrder:
             self._quotas.grow(size)
 
 
-def _check_time(now: float) -> None:
-    """Raise ValueError for infinity and NaN, which cannot be ordered."""
-    if not -math.inf < now < math.inf:
-        raise ValueError(f"the time is {now}: a clock shows finite numbers")
+def _not_finite(now: float) -> ValueError:
+    """Infinity and NaN cannot be ordered."""
+    return ValueError(f"the time is {now}: a clock shows finite numbers")
