@@ -204,7 +204,7 @@ def test_what_an_agents_requests_marked_is_purged_from_a_stopped_store(tmp_path:
         for agent in ("ada", "bo"):
             params = SamplingParams(max_tokens=4)
             engine.submit(GenerationRequest((message,), agent=agent, params=params, breakpoints=marks)).result()
-        engine.rewind("bo", 1)
+        engine.agent("bo").rewind(1)
     for agent in ("ada", "bo"):
         assert "read back as zeros" in said("purge", agent, **environment)
     assert run("purge", "bo", **environment).exit_code == 2

@@ -53,7 +53,7 @@ def measure(engine: Engine, texts: Distinct) -> None:
     began = time.perf_counter()
     report = engine.submit(request(messages)).result().report
     rest_s = time.perf_counter() - began
-    rise, kv = peak_bytes() - before, engine.agent_info("long").num_tokens * bytes_per_token(engine)
+    rise, kv = peak_bytes() - before, engine.agent("long").info().num_tokens * bytes_per_token(engine)
     print(f"{report.prompt_tokens:,} tokens: cancelled after {progress.computed_tokens:,} and {half_s:.1f} s;")
     print(f"repeated: {report.outcome}, reused {report.reused_tokens:,}, the rest and one token in {rest_s:.1f} s")
     print(

@@ -198,7 +198,7 @@ class Campaign:
 
     def _purge(self, agent: str) -> None:
         try:
-            self.reader.purge(agent)
+            self.reader.agent(agent).purge()
             self.counts["purged"] += 1
         except StoreError as error:
             # a promise: nobody is said to be forgotten while the tier cannot note it

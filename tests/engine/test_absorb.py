@@ -77,16 +77,16 @@ def test_what_was_absorbed_is_hot_for_the_next_prompt(start: Start) -> None:
     engine, history = start(min_reuse_tokens=1), [SYSTEM]
     begin(engine, "ada", history)
     engine.flush()
-    before = engine.agent_info("ada")
+    before = engine.agent("ada").info()
     taken = take_in(engine, "ada", history, SAID)
     assert sum(report.computed_tokens for report in taken) <= num_tokens(engine, SAID) + 24, "each piece only once"
-    assert engine.agent_info("ada") == before, "no branch was made or used"
+    assert engine.agent("ada").info() == before, "no branch was made or used"
     without = cold(engine, [*history, user(SAID)])
     reply = talk(engine, "ada", history, SAID)
     assert reply.report.computed_tokens <= num_tokens(engine, "weather?" + CUE)
     assert (reply.report.outcome, reply.report.source) == ("extend", "own")
     assert (reply.prompt_ids, reply.token_ids) == (without.prompt_ids, without.token_ids)
-    assert engine.agent_info("ada").branches == 1 and engine.rewind("ada", 1) == before.num_tokens
+    assert engine.agent("ada").info().branches == 1 and engine.agent("ada").rewind(1) == before.num_tokens
     engine.check()
 
 
@@ -104,7 +104,7 @@ def test_without_an_open_end_it_is_the_whole_prompt(start: Start) -> None:
     asked = [SYSTEM, user(SAID)]
     absorb(engine, "ada", asked, open_end=False)
     assert engine.chat("ada", asked, **GREEDY).report.computed_tokens == 1
-    assert engine.agent_info("ada").branches == 1
+    assert engine.agent("ada").info().branches == 1
 
 
 def test_it_is_written_to_disk_when_a_turn_stands_on_it(start: Start) -> None:
@@ -119,7 +119,7 @@ def test_it_is_written_to_disk_when_a_turn_stands_on_it(start: Start) -> None:
     assert (after["blocks_written"], after["turns_saved"]) == (written["blocks_written"], written["turns_saved"])
     report = talk(engine, "ada", history, SAID * 2).report
     engine.flush()
-    known = engine.agent_info("ada")
+    known = engine.agent("ada").info()
     assert known.branches == 1 and known.saved_tokens == known.num_tokens
     engine.check()
     engine = start()
@@ -132,7 +132,7 @@ def test_what_nobody_stood_on_is_gone_after_a_restart(start: Start) -> None:
     begin(engine, "ada", history)
     take_in(engine, "ada", history, SAID * 2)
     engine.flush()
-    known, new = engine.agent_info("ada").num_tokens, num_tokens(engine, SAID)
+    known, new = engine.agent("ada").info().num_tokens, num_tokens(engine, SAID)
     report = talk(start(), "ada", history, SAID * 2).report
     assert report.reused_tokens <= known < report.prompt_tokens - new
 
@@ -149,7 +149,7 @@ def test_a_purge_leaves_no_byte_of_it(start: Start, tmp_path: Path, spoken: bool
         talk(engine, "ada", history, SAID)
         take_in(engine, "ada", history, SAID)
     assert len(hot_pieces(engine) - before) > 20
-    engine.purge("ada")
+    engine.agent("ada").purge()
     assert hot_pieces(engine) <= before and disk_pieces(tmp_path) <= before
     engine.check()
 
@@ -159,7 +159,7 @@ def test_who_is_taken_out_of_memory_leaves_nothing_of_it_there(start: Start, for
     engine, history = start(), [SYSTEM]
     begin(engine, "ada", history)
     take_in(engine, "ada", history, SAID)
-    engine.offload("ada") if forget == "offload" else engine.delete("ada")
+    engine.agent("ada").offload() if forget == "offload" else engine.agent("ada").delete()
     assert engine.stats().num_cached_blocks == 0
     engine.check()
 
@@ -169,14 +169,14 @@ def test_an_open_end_of_what_is_remembered_is_gone_on_from(start: Start) -> None
     begin(engine, "ada", history)
     engine.prefill("ada", [*history, user(SAID[:60])], open_end=True)
     engine.prefill("ada", [*history, user(SAID)], open_end=True)
-    assert engine.agent_info("ada").branches == 1, "the second one goes on from the first"
+    assert engine.agent("ada").info().branches == 1, "the second one goes on from the first"
     engine.flush()
     engine = start(min_reuse_tokens=1)
     without = cold(engine, [*history, user(SAID)])
     reply = talk(engine, "ada", history, SAID)
     assert reply.report.computed_tokens <= num_tokens(engine, "weather?" + CUE)
     assert reply.report.warm_tokens > num_tokens(engine, SAID) and reply.token_ids == without.token_ids
-    assert engine.agent_info("ada").branches == 1
+    assert engine.agent("ada").info().branches == 1
 
 
 ENDS = (
@@ -338,8 +338,8 @@ def test_a_turn_that_ends_inside_absorbed_words_is_saved_with_them(start: Start,
     with refused(engine, "INSERT ON block") if first_save_fails else nullcontext():
         assert engine.submit(shorter).result().report.computed_tokens == 0
         assert engine.flush()
-    assert engine.agent_info("ben").saved_tokens == (0 if first_save_fails else 26)
-    engine.fork("ben", "eve")
+    assert engine.agent("ben").info().saved_tokens == (0 if first_save_fails else 26)
+    engine.agent("ben").fork("eve")
     engine.check()
     engine = start()
     assert {info.agent: info.warm_tokens for info in engine.agents()} == {"ben": 26, "eve": 26}

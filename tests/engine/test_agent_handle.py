@@ -38,12 +38,12 @@ def test_a_handle_keeps_drops_and_forgets(start: Start) -> None:
     ada = engine.agent("ada")
     ada.chat(HELLO, temperature=0, max_tokens=5)
     ada.pin()
-    assert ada.info().pinned_until == float("inf") == engine.agent_info("ada").pinned_until
+    assert ada.info().pinned_until == float("inf") == engine.agent("ada").info().pinned_until
     ada.unpin()
     assert ada.info().pinned_until is None and ada.offload() > 0 and ada.info().hot_tokens == 0
     ada.fork("eve").delete()
     with pytest.raises(NotFound):
-        engine.agent_info("eve")
+        engine.agent("eve").info()
     assert ada.purge().agent == "ada" and engine.agents() == []
     engine.check()
 

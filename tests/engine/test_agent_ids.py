@@ -21,16 +21,16 @@ WAYS: dict[str, Callable[[Engine, str], object]] = {
     "several": lambda engine, agent: engine.submit_many(GenerationRequest(text="Hello!", agent=agent), 2),
     "prefilling": lambda engine, agent: engine.prefilling(agent, HELLO),
     "prefill": lambda engine, agent: engine.prefill(agent, HELLO),
-    "load": lambda engine, agent: engine.load(agent),
-    "fork source": lambda engine, agent: engine.fork(agent, "eve"),
-    "fork target": lambda engine, agent: engine.fork("ada", agent),
-    "rewind": lambda engine, agent: engine.rewind(agent),
-    "agent": lambda engine, agent: engine.agent_info(agent),
-    "offload": lambda engine, agent: engine.offload(agent),
-    "delete": lambda engine, agent: engine.delete(agent),
-    "purge": lambda engine, agent: engine.purge(agent),
-    "pin": lambda engine, agent: engine.pin(agent),
-    "unpin": lambda engine, agent: engine.unpin(agent),
+    "load": lambda engine, agent: engine.agent(agent).load(),
+    "fork source": lambda engine, agent: engine.agent(agent).fork("eve"),
+    "fork target": lambda engine, agent: engine.agent("ada").fork(agent),
+    "rewind": lambda engine, agent: engine.agent(agent).rewind(),
+    "agent": lambda engine, agent: engine.agent(agent).info(),
+    "offload": lambda engine, agent: engine.agent(agent).offload(),
+    "delete": lambda engine, agent: engine.agent(agent).delete(),
+    "purge": lambda engine, agent: engine.agent(agent).purge(),
+    "pin": lambda engine, agent: engine.agent(agent).pin(),
+    "unpin": lambda engine, agent: engine.agent(agent).unpin(),
 }
 
 
@@ -43,7 +43,7 @@ def test_a_control_character_is_refused_everywhere(start: Start) -> None:
                 ask(engine, bad)
             assert caught.value.param in ("agent", "parent", "source", "target"), way
     assert [info.agent for info in engine.agents()] == ["ada"]
-    assert engine.agent_info("ada").num_tokens > 0
+    assert engine.agent("ada").info().num_tokens > 0
 
 
 def test_unnamed_conversations_and_marked_beginnings_go_on_under_hidden_ids(start: Start) -> None:

@@ -229,7 +229,7 @@ def test_a_purged_agent_leaves_nothing_foreseen(start: Start, tiny_llama: Path, 
     engine = start(model, anticipate="on", min_reuse_tokens=1)
     talk(engine, "ada")
     assert engine.stats().num_anticipations > 0
-    engine.purge("ada")
+    engine.agent("ada").purge()
     stats = until_idle(engine)
     assert (stats.num_cached_blocks, stats.num_held_blocks) == (0, 0)
 
@@ -239,6 +239,6 @@ def test_an_offloaded_agent_and_what_was_foreseen_leave_memory(start: Start, tin
     engine = start(model, anticipate="on", min_reuse_tokens=1)
     engine.chat("ada", [{"role": "user", "content": SYSTEM}], temperature=0.0, max_tokens=24)
     assert until_idle(engine).num_anticipations == 1
-    engine.offload("ada")
-    assert engine.agent_info("ada").hot_tokens == 0
+    engine.agent("ada").offload()
+    assert engine.agent("ada").info().hot_tokens == 0
     assert engine.stats().num_cached_blocks == 0

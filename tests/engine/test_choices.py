@@ -88,7 +88,7 @@ def test_each_is_a_branch_of_its_agent(start: Start) -> None:
     asked = GenerationRequest(text="Once upon a time there was", agent="ada", params=params)
     results = [generation.result() for generation in engine.submit_many(asked, 3)]
     assert len({result.token_ids for result in results}) == 3
-    assert engine.agent_info("ada").branches == 3
+    assert engine.agent("ada").info().branches == 3
     single = [engine.submit(GenerationRequest(text=asked.text, params=SamplingParams(**_seeded(i)))) for i in range(3)]
     assert [generation.result().token_ids for generation in single] == [result.token_ids for result in results]
     assert len({result.prompt_ids for result in results}) == 1

@@ -62,7 +62,12 @@ def test_a_dead_thread_is_reported_and_refuses_what_comes(
     assert str(death) == f"the {thread} thread has ended: {REASON}; restart the server"
     assert str(death) in engine.health().problems
     assert refused(engine.submit(hello()))
-    for question in (engine.agents, engine.stats, lambda: engine.pin("ada"), lambda: engine.delete("ada")):
+    for question in (
+        engine.agents,
+        engine.stats,
+        lambda: engine.agent("ada").pin(),
+        lambda: engine.agent("ada").delete(),
+    ):
         try:
             question()
         except RekindleError as error:

@@ -78,7 +78,7 @@ def test_a_restart_finds_every_agent_warm(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "The lighthouse keeper?")
     assert engine.flush()
-    saved = engine.agent_info("ada")
+    saved = engine.agent("ada").info()
     assert saved.saved_tokens == saved.num_tokens > 0
     engine.close()
     again = start()
@@ -92,47 +92,47 @@ def test_a_restart_finds_every_agent_warm(start: Start) -> None:
 def test_offloaded_to_disk_and_back(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
-    assert engine.offload("ada") > 0
-    assert engine.agent_info("ada").hot_tokens == 0
+    assert engine.agent("ada").offload() > 0
+    assert engine.agent("ada").info().hot_tokens == 0
     assert talk(engine, "ada", history, "Still there?").report.warm_tokens > 0
     with pytest.raises(NotFound, match="nobody"):
-        engine.offload("nobody")
+        engine.agent("nobody").offload()
 
 
 def test_fork_shares_and_rewind_takes_back(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "One?")
     before = list(history)
-    length = engine.agent_info("ada").num_tokens
+    length = engine.agent("ada").info().num_tokens
     talk(engine, "ada", history, "Two?")
-    engine.fork("ada", "eve")
+    engine.agent("ada").fork("eve")
     assert talk(engine, "eve", list(history), "Three?").report.source == "own"
     with pytest.raises(BadRequest, match="memory already"):
-        engine.fork("ada", "eve")
-    left = engine.rewind("ada", 1)
+        engine.agent("ada").fork("eve")
+    left = engine.agent("ada").rewind(1)
     assert length - 16 <= left <= length  # the reply may be spelled otherwise when it comes back
     after = talk(engine, "ada", before, "Another?")
     assert after.report.reused_tokens >= left - 16
     with pytest.raises(BadRequest, match="cannot be taken back"):
-        engine.rewind("ada", 9)
+        engine.agent("ada").rewind(9)
     engine.check()
 
 
 def test_a_rewound_agent_is_warm_at_its_shorter_length_after_a_restart(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "One?")
-    length = engine.agent_info("ada").num_tokens
+    length = engine.agent("ada").info().num_tokens
     talk(engine, "ada", history, "Two?")
-    engine.rewind("ada", 1)
+    engine.agent("ada").rewind(1)
     engine.close()
-    assert start().agent_info("ada").num_tokens == length
+    assert start().agent("ada").info().num_tokens == length
 
 
 def test_deleted_agents_are_gone_on_every_tier(start: Start) -> None:
     engine = start()
     talk(engine, "ada", [SYSTEM], "Hello!")
     engine.flush()
-    engine.delete("ada")
+    engine.agent("ada").delete()
     assert engine.agents() == []
     assert talk(engine, "bob", [SYSTEM], "Hello!").report.outcome == "miss"
     engine.check()
@@ -300,14 +300,14 @@ def test_an_id_that_is_new_no_more_can_be_read_forked_and_deleted(start: Start) 
     assert [info.agent for info in engine.agents()] == [old]
     engine.agent(old).fork("ada")
     assert talk(engine, "ada", [SYSTEM], "Hello!").report.outcome == "exact"
-    engine.delete(old)
+    engine.agent(old).delete()
     assert [info.agent for info in engine.agents()] == ["ada"]
 
 
 def test_blocks_that_are_gone_everywhere_are_named_as_the_cause(start: Start) -> None:
     engine, history = start(store="off"), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
-    assert engine.offload("ada") > 0  # without a store, out of memory is gone
+    assert engine.agent("ada").offload() > 0  # without a store, out of memory is gone
     report = talk(engine, "ada", history, "Still there?").report
     assert report.outcome == "miss" and report.explanation is not None
     assert report.explanation.cause == "evicted"

@@ -129,9 +129,9 @@ def test_turns_of_a_family_are_those_of_no_reuse(kind: str, tmp_path: Path, star
     engine = start(directory)
     assert replies(engine, "ada", first, "A book.", second, "In the sea.", third) > 60, "after a restart"
     replies(engine, "ada", first, "A cup.", second)
-    engine.fork("ada", "eve")
+    engine.agent("ada").fork("eve")
     assert replies(engine, "eve", first, "A cup.", second, "There.", third) > 60
-    engine.rewind("ada", 1)
+    engine.agent("ada").rewind(1)
     replies(engine, "ada", first, "A cup and a book.", third)
     stream = engine.stream("bob", turn(*TEXTS), temperature=0.0, max_tokens=60)
     next(iter(stream))

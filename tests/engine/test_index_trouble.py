@@ -51,7 +51,7 @@ def refused(engine: Engine, *changes: str) -> Iterator[None]:
 
 def branches(engine: Engine) -> int:
     engine.flush()
-    return engine.agent_info("ada").branches
+    return engine.agent("ada").info().branches
 
 
 def test_a_failed_read_of_the_index_costs_no_branch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_a_deletion_that_fails_is_said_and_can_be_repeated(start: Start) -> None
     engine.chat("ada", HELLO, max_tokens=3)
     engine.flush()
     with refused(engine, "DELETE ON sequence"), pytest.raises(StoreError, match="delete it again"):
-        engine.delete("ada")
-    engine.delete("ada")
+        engine.agent("ada").delete()
+    engine.agent("ada").delete()
     engine.close()
     assert start().agents() == []
 

@@ -197,7 +197,7 @@ def test_positions_are_told_and_pinned_and_last_over_a_restart(start: Start) -> 
     assert [info.agent for info in engine.agents()] == ["ada"]
     assert engine.stats().num_agents == 1
     engine.check()
-    engine.delete("ada")
+    engine.agent("ada").delete()
     assert kept(engine) == []
     engine.check()
 
@@ -207,10 +207,10 @@ def test_a_purge_takes_them_too(start: Start) -> None:
     asked(engine, "ada", SYSTEM, "Hello!")
     asked(engine, "bob", SYSTEM, "Hello?")
     assert len(kept(engine)) == 4
-    engine.purge("ada")
+    engine.agent("ada").purge()
     engine.check()
     assert len(kept(engine)) == 2
-    engine.purge("bob")
+    engine.agent("bob").purge()
     engine.flush()
     store = engine.components.store
     assert store is not None
@@ -261,7 +261,7 @@ def test_a_full_disk_gives_up_the_rest_first_and_the_agent_remembers_what_is_kep
     talk(engine, "first", [user("To begin with. " * 20)], "Hello!")
     engine.flush()
     room = disk_for(engine, 40)
-    engine.purge("first")
+    engine.agent("first").purge()
     engine = start(disk_bytes=room, hot_bytes=150_000)
     story = "This is only said once. " * 12
     report = asked(engine, "ada", SYSTEM, story, marks=(Breakpoint(0, None, 3600.0),))
@@ -270,7 +270,7 @@ def test_a_full_disk_gives_up_the_rest_first_and_the_agent_remembers_what_is_kep
         talk(engine, f"agent-{number}", [user(f"This is what number {number} has to say. " * 6)], "Hm?")
         engine.flush()
     wait_for(lambda: "eve" not in {info.agent for info in engine.agents()}, engine)
-    left = engine.agent_info("ada")
+    left = engine.agent("ada").info()
     assert report.marked_tokens <= left.num_tokens < report.prompt_tokens
     again = asked(engine, "ada", SYSTEM, "Another question.", marks=())
     assert (again.source, again.reused_tokens >= report.marked_tokens) == ("own", True)
@@ -281,13 +281,13 @@ def test_a_full_disk_gives_up_the_rest_first_and_the_agent_remembers_what_is_kep
 def test_they_go_with_an_agent_of_which_nothing_else_is_left(start: Start, way: str) -> None:
     engine = start()
     asked(engine, "ada", SYSTEM, "Hello!")
-    engine.rewind("ada", 1)
+    engine.agent("ada").rewind(1)
     assert len(kept(engine)) == 2
-    getattr(engine, way)("ada")
+    getattr(engine.agent("ada"), way)()
     engine.flush()
     store = engine.components.store
     assert store is not None
     assert (list(store.sequences()), store.stats().num_blocks) == ([], 0)
     engine.check()
     with pytest.raises(NotFound):
-        getattr(engine, way)("ada")
+        getattr(engine.agent("ada"), way)()

@@ -111,22 +111,22 @@ def test_pins_of_one_tenant_do_not_take_the_disk_from_another(start: Start) -> N
     talk(engine, "first", [user("To begin with. " * 20)], "Hello!")
     engine.flush()
     settings = {"disk_bytes": disk_for(engine, 60), "api_keys": {"a": "key-a", "b": "key-b"}}
-    engine.purge("first")
+    engine.agent("first").purge()
     engine = start(**settings)
     talk(engine, "mine", [user("I was here before. " * 8)], "Hello!", namespace="b")
     engine.flush()
-    length = engine.agent_info("mine", namespace="b").num_tokens
+    length = engine.agent("mine", namespace="b").info().num_tokens
     refused = 0
     for number in range(14):
         talk(engine, f"a{number}", [user(f"This is what number {number} has to say. " * 6)], "Hm?", namespace="a")
         try:
-            engine.pin(f"a{number}", namespace="a")
+            engine.agent(f"a{number}", namespace="a").pin()
         except QuotaExceeded:
             refused += 1
         talk(engine, "mine", [user("I was here before. " * 8)], "Hello!", namespace="b")
         engine.flush()
     assert 0 < refused < 14
-    assert engine.agent_info("mine", namespace="b").saved_tokens == length
+    assert engine.agent("mine", namespace="b").info().saved_tokens == length
     stats = engine.stats()
     assert stats.store is not None and stats.store["pinned_blocks"] < 20, "less than its part"
     engine.check()

@@ -149,7 +149,7 @@ def test_only_a_named_agent_remembers_a_scored_text(start: Start) -> None:
     assert later.report.matched_bytes == 0
     assert later.report.reused_tokens > 0, "its blocks are there all the same"
     engine.generate(text, agent="ada", max_tokens=2, prompt_logprobs=1)
-    assert engine.agent_info("ada").num_tokens > 0
+    assert engine.agent("ada").info().num_tokens > 0
 
 
 def test_the_oldest_scores_make_room(start: Start) -> None:
@@ -167,7 +167,7 @@ def test_a_purge_drops_scores(start: Start) -> None:
     engine, ids = start(kv="fp32"), ids_of(12, 3 * SIZE)
     engine.generate(ids, agent="ada", max_tokens=1, prompt_logprobs=1)
     assert len(engine.components.core.cache.scores) == 3
-    engine.purge("ada")
+    engine.agent("ada").purge()
     assert len(engine.components.core.cache.scores) == 0
     assert engine.generate(ids, max_tokens=1, prompt_logprobs=1).report.reused_tokens == 0
 

@@ -58,7 +58,7 @@ def test_no_byte_of_a_purged_agent_is_left_and_others_keep_theirs(start: Start, 
     before = hot_pieces(engine) | disk_pieces(tmp_path)
     for text in (SECRET, "And then? " * 9, "Who else?"):
         talk(engine, "ada", mine, text)
-    engine.rewind("ada", 1)
+    engine.agent("ada").rewind(1)
     talk(engine, "ada", mine[:3], "Something else?" * 5)
     cancelled = engine.stream("ada", [*mine, user("A prompt that nobody waits for. " * 6)], temperature=0.0)
     next(iter(cancelled))
@@ -66,7 +66,7 @@ def test_no_byte_of_a_purged_agent_is_left_and_others_keep_theirs(start: Start, 
     cancelled.result()
     engine.flush()
     assert len(hot_pieces(engine) - before) > 20 and len(disk_pieces(tmp_path) - before) > 20
-    report = engine.purge("ada")
+    report = engine.agent("ada").purge()
     assert report.slots_freed > 0 and report.bytes_zeroed > 0 and report.hot_blocks_zeroed > 0
     assert report.blocks_shared > 0, "the system prompt is bob's, too"
     assert hot_pieces(engine) <= before
@@ -82,12 +82,12 @@ def test_no_byte_of_a_purged_agent_is_left_and_others_keep_theirs(start: Start, 
 def test_a_fork_keeps_what_its_source_is_purged_of(start: Start) -> None:
     engine, history = start(), [SYSTEM]
     talk(engine, "ada", history, "Hello!")
-    engine.fork("ada", "eve")
-    engine.purge("ada")
+    engine.agent("ada").fork("eve")
+    engine.agent("ada").purge()
     reply = talk(engine, "eve", history, "Still there?")
     assert reply.report.source == "own" and reply.report.hot_tokens > 64
     engine.flush()
-    assert engine.agent_info("eve").saved_tokens == engine.agent_info("eve").num_tokens
+    assert engine.agent("eve").info().saved_tokens == engine.agent("eve").info().num_tokens
     engine.check()
 
 
@@ -110,7 +110,7 @@ def test_blocks_that_wait_to_be_saved_are_purged_with_the_rest(
         monkeypatch.undo()
 
     monkeypatch.setattr(agent_admin, "withdraw", withdraw_then_save)
-    engine.purge("ada")
+    engine.agent("ada").purge()
     assert disk_pieces(tmp_path) <= before
     assert parts.store is not None and parts.store.stats().unsaved_evicted == 0
     engine.check()
@@ -121,7 +121,7 @@ def test_no_row_keeps_anything_behind_its_tokens(start: Start) -> None:
     talk(engine, "ada", [user(SECRET * 2)], "Hm?")
     for number in range(8):
         talk(engine, f"agent-{number}", [user(f"{number} speaks of other things. " * 5)], "Hm?")
-    engine.purge("ada")
+    engine.agent("ada").purge()
     core = engine.components.core
     tails = [(block, len(core.cache.pool.ids(block))) for block in core.cache.pool.idle_blocks()]
     assert any(num_tokens < 16 for _, num_tokens in tails)
@@ -144,8 +144,8 @@ def test_a_turn_whose_blocks_went_with_the_purged_ones_is_saved_again(start: Sta
     branch = parts.memory.book.of("default", "bob")[0]
     lost = replace(branch, saved_tokens=0, last_use=branch.last_use + 600 * used_since)
     parts.intake.call(lambda: parts.memory.book.put(lost)).result()
-    engine.purge("ada")
-    assert engine.agent_info("bob").saved_tokens == engine.agent_info("bob").num_tokens * used_since
+    engine.agent("ada").purge()
+    assert engine.agent("bob").info().saved_tokens == engine.agent("bob").info().num_tokens * used_since
     engine.close()
     assert [info.agent for info in start().agents()] == ["bob"] * used_since
 
@@ -157,14 +157,14 @@ def test_a_request_that_runs_goes_on_and_becomes_the_new_memory(start: Start) ->
     with held(engine, lambda request: request.sequence.num_generated > 1):  # else it may be over before the purge
         running = engine.stream("ada", [*history, user("Go on.")], temperature=0.0, max_tokens=60)
         next(iter(running))
-        engine.purge("ada")
+        engine.agent("ada").purge()
     assert running.result().token_ids == alone.token_ids
     engine.flush()
-    info = engine.agent_info("ada")
+    info = engine.agent("ada").info()
     assert info.branches == 1 and info.saved_tokens == info.num_tokens
     engine.check()
     engine.close()
-    assert start().agent_info("ada").num_tokens == info.num_tokens
+    assert start().agent("ada").info().num_tokens == info.num_tokens
 
 
 def test_an_agent_that_is_only_on_disk_is_deleted_and_purged(start: Start, tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ def test_an_agent_that_is_only_on_disk_is_deleted_and_purged(start: Start, tmp_p
         talk(engine, name, [user(f"{name} here. " * 12)], "Hello!")
     engine.close()
     engine = start()
-    engine.delete("ada")
-    engine.purge("bob")
+    engine.agent("ada").delete()
+    engine.agent("bob").purge()
     assert [info.agent for info in engine.agents()] == ["cy"]
-    engine.purge("cy")
+    engine.agent("cy").purge()
     assert disk_pieces(tmp_path) == set()
     with pytest.raises(NotFound, match="nobody"):
-        engine.purge("nobody")
+        engine.agent("nobody").purge()
     engine.check()
 
 
@@ -188,8 +188,8 @@ def test_a_purge_that_the_disk_refuses_is_said_and_can_be_repeated(start: Start)
     talk(engine, "ada", [SYSTEM], "Hello!")
     engine.flush()
     with refused(engine, "DELETE ON sequence"), pytest.raises(StoreError, match="purge it again"):
-        engine.purge("ada")
-    engine.purge("ada")
+        engine.agent("ada").purge()
+    engine.agent("ada").purge()
     assert engine.agents() == []
 
 
@@ -197,7 +197,7 @@ def test_without_a_store_memory_alone_is_purged(start: Start) -> None:
     engine = start(store="off")
     talk(engine, "ada", [user(SECRET)], "Hello!")
     assert hot_pieces(engine)
-    report = engine.purge("ada")
+    report = engine.agent("ada").purge()
     assert report.hot_blocks_zeroed > 0 and report.slots_freed == 0
     assert hot_pieces(engine) == set()
     assert np.array_equal(np.unique(engine.components.core.cache.arena.parts[0].numpy()), [0])

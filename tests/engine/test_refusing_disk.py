@@ -45,7 +45,7 @@ def stored(engine: Engine) -> dict[str, list[int]]:
 
 def state(engine: Engine, agent: str = "ada") -> tuple[Any, ...]:
     """All that is known of an agent but when it was used."""
-    info = engine.agent_info(agent)
+    info = engine.agent(agent).info()
     return (*astuple(info)[:-3], info.pinned_until, [astuple(each)[:-2] for each in info.branch_infos], stored(engine))
 
 
@@ -53,18 +53,18 @@ def unsaved_turn(engine: Engine, said: list[dict[str, str]]) -> None:
     """A turn that the disk does not take."""
     engine.chat("ada", [*said, {"role": "user", "content": "Tell me more. " * 5}], max_tokens=5, temperature=0)
     engine.flush()
-    info = engine.agent_info("ada")
+    info = engine.agent("ada").info()
     assert info.saved_tokens < info.num_tokens <= info.hot_tokens + 1
 
 
 CHANGES: dict[str, Callable[[Engine], object]] = {
-    "fork": lambda engine: engine.fork("ada", "eve"),
-    "rewind": lambda engine: engine.rewind("ada", 1),
-    "rewind all": lambda engine: engine.rewind("ada", 2),
-    "delete": lambda engine: engine.delete("ada"),
-    "purge": lambda engine: engine.purge("ada"),
-    "pin": lambda engine: engine.pin("ada", ttl_s=500.0),
-    "unpin": lambda engine: engine.unpin("ada"),
+    "fork": lambda engine: engine.agent("ada").fork("eve"),
+    "rewind": lambda engine: engine.agent("ada").rewind(1),
+    "rewind all": lambda engine: engine.agent("ada").rewind(2),
+    "delete": lambda engine: engine.agent("ada").delete(),
+    "purge": lambda engine: engine.agent("ada").purge(),
+    "pin": lambda engine: engine.agent("ada").pin(ttl_s=500.0),
+    "unpin": lambda engine: engine.agent("ada").unpin(),
 }
 AFTER: dict[str, Callable[[dict[str, list[int]], int], bool]] = {
     "fork": lambda found, length: found["eve"] == found["ada"] == [length],
@@ -79,7 +79,7 @@ AFTER: dict[str, Callable[[dict[str, list[int]], int], bool]] = {
 def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> None:
     engine = start()
     two_turns(engine)
-    length, store = engine.agent_info("ada").num_tokens, engine.components.store
+    length, store = engine.agent("ada").info().num_tokens, engine.components.store
     assert store is not None
     go = threading.Event()
     store.writer.call(lambda _: go.wait())  # a disk that is slow to answer
@@ -98,14 +98,14 @@ def test_a_change_is_durable_when_it_is_answered(start: Start, change: str) -> N
 def test_a_change_that_the_disk_refuses_changes_nothing(start: Start, change: str) -> None:
     engine = start()
     said = two_turns(engine)
-    engine.pin("ada")
+    engine.agent("ada").pin()
     before = state(engine)
     with refused(engine, "INSERT ON sequence", "DELETE ON sequence", "INSERT ON agent"):
         with pytest.raises(StoreError, match="no more today"):
             CHANGES[change](engine)
         assert state(engine) == before
         with pytest.raises(NotFound):
-            engine.agent_info("eve")
+            engine.agent("eve").info()
     again = engine.chat("ada", [*said, {"role": "user", "content": "Once more."}], max_tokens=2, temperature=0)
     assert again.report.source == "own" and again.report.reused_tokens > before[3] - 16
     if change in AFTER:
@@ -122,10 +122,10 @@ def test_offloading_what_cannot_be_saved_drops_nothing(start: Start) -> None:
         unsaved_turn(engine, said)
         before = state(engine)
         with pytest.raises(StoreError, match="none of it was offloaded"):
-            engine.offload("ada")
+            engine.agent("ada").offload()
         assert state(engine) == before
-    assert engine.offload("ada") > 0, "saved once the disk takes it"
-    info = engine.agent_info("ada")
+    assert engine.agent("ada").offload() > 0, "saved once the disk takes it"
+    info = engine.agent("ada").info()
     assert info.saved_tokens == info.num_tokens and info.warm_tokens > 0
     engine.check()
 
@@ -135,17 +135,17 @@ def test_an_agent_of_which_nothing_can_be_saved_is_neither_pinned_nor_forked(sta
     with refused(engine, "INSERT ON block"):
         engine.chat("ada", FIRST, max_tokens=5, temperature=0)
         before = state(engine)
-        for change in (CHANGES["pin"], CHANGES["fork"], lambda engine: engine.offload("ada")):
+        for change in (CHANGES["pin"], CHANGES["fork"], lambda engine: engine.agent("ada").offload()):
             with pytest.raises(StoreError, match="cannot be saved"):
                 change(engine)
             assert state(engine) == before
-    engine.pin("ada")
-    assert engine.agent_info("ada").pinned_until == math.inf
-    engine.fork("ada", "eve")
-    assert stored(engine)["eve"] == [engine.agent_info("ada").num_tokens]
+    engine.agent("ada").pin()
+    assert engine.agent("ada").info().pinned_until == math.inf
+    engine.agent("ada").fork("eve")
+    assert stored(engine)["eve"] == [engine.agent("ada").info().num_tokens]
     engine.close()
     engine = start()
-    assert engine.agent_info("ada").pinned_until == math.inf
+    assert engine.agent("ada").info().pinned_until == math.inf
 
 
 @pytest.mark.parametrize("change", ["delete", "purge"])
@@ -160,7 +160,7 @@ def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start, 
         assert state(engine) == before
     CHANGES[change](engine)
     with pytest.raises(NotFound):
-        engine.agent_info("ada")
+        engine.agent("ada").info()
     engine.check()
 
 
@@ -168,12 +168,12 @@ def test_a_deletion_that_the_disk_refuses_keeps_what_is_not_saved(start: Start, 
 def test_a_store_that_was_taken_away_keeps_nothing(start: Start, tmp_path: Path, change: str) -> None:
     engine = start()
     two_turns(engine)
-    hot = engine.agent_info("ada").hot_tokens
+    hot = engine.agent("ada").info().hot_tokens
     shutil.rmtree(tmp_path / "store")
     with pytest.raises(StoreError, match="removed"):
-        engine.offload("ada") if change == "offload" else CHANGES[change](engine)
-    assert engine.agent_info("ada").hot_tokens == hot
-    assert engine.agent_info("ada").pinned_until is None
+        engine.agent("ada").offload() if change == "offload" else CHANGES[change](engine)
+    assert engine.agent("ada").info().hot_tokens == hot
+    assert engine.agent("ada").info().pinned_until is None
 
 
 def test_a_purge_that_cannot_be_proved_leaves_nothing_in_memory_and_is_asked_for_again(
@@ -184,15 +184,15 @@ def test_a_purge_that_cannot_be_proved_leaves_nothing_in_memory_and_is_asked_for
     real = Shards.is_zero
     monkeypatch.setattr(Shards, "is_zero", lambda *_: False)
     with pytest.raises(PurgeUnproved, match="do not read as zeros"):
-        engine.purge("ada")
+        engine.agent("ada").purge()
     monkeypatch.setattr(Shards, "is_zero", real)
     (info,) = engine.agents()
     assert info.hot_tokens == 0 and stored(engine) == {}
     with pytest.raises(NotFound):  # looked for on the disk
-        engine.agent_info("ada")
-    engine.purge("ada")
+        engine.agent("ada").info()
+    engine.agent("ada").purge()
     with pytest.raises(NotFound):
-        engine.purge("ada")
+        engine.agent("ada").purge()
     assert engine.agents() == []
     engine.check()
 

@@ -111,6 +111,6 @@ def test_a_little_of_it_is_a_miss_for_an_agent_with_other_memories(start: Start)
     engine, text = start(), "The red box holds 4711 screws. "
     engine.chat("bob", [{"role": "user", "content": "1 2 3"}], temperature=0.0, max_tokens=3)
     engine.prefill("ada", [{"role": "user", "content": text * 2}])
-    engine.delete("ada")
+    engine.agent("ada").delete()
     report = engine.chat("bob", [{"role": "user", "content": text * 20}], temperature=0.0, max_tokens=3).report
     assert report.outcome == "miss"

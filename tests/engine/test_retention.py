@@ -178,11 +178,11 @@ def test_agents_the_disk_gave_up_are_forgotten_or_shortened_and_pinned_ones_stay
     talk(engine, "first", [user("To begin with. " * 20)], "Hello!")
     engine.flush()
     room = disk_for(engine, 40)
-    engine.purge("first")
+    engine.agent("first").purge()
     engine = start(disk_bytes=room, hot_bytes=150_000)
     talk(engine, "pinned", [user("I am to stay here. " * 12)], "Hello!")
-    engine.pin("pinned")
-    length = engine.agent_info("pinned").num_tokens
+    engine.agent("pinned").pin()
+    length = engine.agent("pinned").info().num_tokens
     histories = {}
     for number in range(20):
         name = f"agent-{number}"
@@ -209,15 +209,15 @@ def test_a_turn_that_is_there_already_keeps_its_agent_on_disk(start: Start) -> N
     talk(engine, "first", [user("To begin with. " * 20)], "Hello!")
     engine.flush()
     room = disk_for(engine, 30)
-    engine.purge("first")
+    engine.agent("first").purge()
     engine = start(disk_bytes=room, hot_bytes=500_000)
     prompt = [user("The one that is asked again and again. " * 5)]
     for number in range(20):
         engine.chat("loyal", prompt, temperature=0.0, max_tokens=4)
         talk(engine, f"agent-{number}", [user(f"Number {number} says this. " * 8)], "Hm?")
         engine.flush()
-        assert engine.agent_info("loyal").saved_tokens == engine.agent_info("loyal").num_tokens
-    assert engine.offload("loyal") > 0
+        assert engine.agent("loyal").info().saved_tokens == engine.agent("loyal").info().num_tokens
+    assert engine.agent("loyal").offload() > 0
     report = engine.chat("loyal", prompt, temperature=0.0, max_tokens=4).report
     assert report.outcome == "exact" and report.computed_tokens < 20
 
@@ -226,27 +226,27 @@ def test_a_pin_outlives_a_restart_and_ends(start: Start) -> None:
     engine = start(agent_ttl_s=1_000_000)
     for name in ("ada", "bob", "cy"):
         talk(engine, name, [SYSTEM], f"I am {name}.")
-    engine.pin("ada")
-    engine.pin("bob", ttl_s=3_600)
-    engine.pin("cy")
-    engine.unpin("cy")
-    bob = engine.agent_info("bob").pinned_until
-    assert engine.agent_info("ada").pinned_until == math.inf and bob is not None and bob < math.inf
-    assert engine.agent_info("cy").pinned_until is None and engine.stats().num_pinned_agents == 2
+    engine.agent("ada").pin()
+    engine.agent("bob").pin(ttl_s=3_600)
+    engine.agent("cy").pin()
+    engine.agent("cy").unpin()
+    bob = engine.agent("bob").info().pinned_until
+    assert engine.agent("ada").info().pinned_until == math.inf and bob is not None and bob < math.inf
+    assert engine.agent("cy").info().pinned_until is None and engine.stats().num_pinned_agents == 2
     engine.close()
     engine = start()
-    assert engine.agent_info("ada").pinned_until == math.inf and engine.agent_info("bob").pinned_until == pytest.approx(
-        bob
-    )
-    engine.delete("ada")
+    assert engine.agent("ada").info().pinned_until == math.inf and engine.agent(
+        "bob"
+    ).info().pinned_until == pytest.approx(bob)
+    engine.agent("ada").delete()
     talk(engine, "ada", [SYSTEM], "I am new.")
     engine.flush()
-    assert engine.agent_info("ada").pinned_until is None
+    assert engine.agent("ada").info().pinned_until is None
     with pytest.raises(NotFound):
-        engine.pin("nobody")
+        engine.agent("nobody").pin()
     for wrong in (0, -1, math.nan):
         with pytest.raises(BadRequest, match="more than 0"):
-            engine.pin("bob", ttl_s=wrong)
+            engine.agent("bob").pin(ttl_s=wrong)
     engine.check()
 
 
@@ -255,14 +255,14 @@ def test_an_agent_that_could_not_be_saved_is_pinned_once_it_can_be(start: Start)
     with refused(engine, "INSERT ON sequence"):
         talk(engine, "ada", history, "Hello!")
         engine.flush()
-        assert engine.agent_info("ada").saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
+        assert engine.agent("ada").info().saved_tokens == 0 and "saving has failed" in engine.health().problems[0]
         with pytest.raises(StoreError, match="cannot be saved"):
-            engine.pin("ada")
-        assert engine.agent_info("ada").pinned_until is None
-    engine.pin("ada")
-    assert engine.agent_info("ada").saved_tokens > 0 and engine.health().ok
+            engine.agent("ada").pin()
+        assert engine.agent("ada").info().pinned_until is None
+    engine.agent("ada").pin()
+    assert engine.agent("ada").info().saved_tokens > 0 and engine.health().ok
     engine.close()
-    assert start().agent_info("ada").pinned_until == math.inf
+    assert start().agent("ada").info().pinned_until == math.inf
 
 
 def test_turns_that_do_not_fit_beside_the_pinned_ones_are_said(start: Start) -> None:
@@ -270,15 +270,15 @@ def test_turns_that_do_not_fit_beside_the_pinned_ones_are_said(start: Start) -> 
     for number in range(12):
         talk(engine, f"agent-{number}", [user(f"Number {number} has a story to tell. " * 8)], "Hm?")
         with nullcontext() if number < 2 else pytest.raises(StoreError, match="is not pinned"):
-            engine.pin(f"agent-{number}")
+            engine.agent(f"agent-{number}").pin()
     stats = engine.stats()
     assert stats.store is not None and stats.store["blocks_refused"] > 0
     assert not engine.health().ok and "pinned" in engine.health().problems[0]
     for number in range(11):
-        engine.unpin(f"agent-{number}")
+        engine.agent(f"agent-{number}").unpin()
     talk(engine, "late", [user("I came late and have a story to tell. " * 4)], "Hm?")
     engine.flush()
-    assert engine.agent_info("late").saved_tokens > 0 and engine.health().ok
+    assert engine.agent("late").info().saved_tokens > 0 and engine.health().ok
 
 
 def test_conversations_without_a_store_are_no_more_than_memory_has_blocks(start: Start) -> None:
@@ -306,7 +306,7 @@ def test_ids_of_durable_branches_are_dropped_with_their_text_and_read_again(star
     wait_for(lambda: engine.components.intake.call(known).result() < 6, engine)
     again = talk(engine, "agent-0", histories["agent-0"], "Still there?")
     assert again.report.source == "own" and again.report.computed_tokens < 40
-    assert engine.agent_info("agent-1").hot_tokens > 0
+    assert engine.agent("agent-1").info().hot_tokens > 0
     engine.check()
 
 
@@ -329,11 +329,11 @@ def test_a_store_that_was_taken_away_is_no_secret(start: Start, tmp_path: Path) 
     assert engine.health().ok and engine.health().problems == ()
     talk(engine, "ada", [SYSTEM], "Hello!")
     engine.flush()
-    assert engine.agent_info("ada").saved_tokens > 0
+    assert engine.agent("ada").info().saved_tokens > 0
     shutil.rmtree(tmp_path / "store")
     health = engine.health()
     assert not health.ok and "removed" in health.problems[0]
-    info = engine.agent_info("ada")
+    info = engine.agent("ada").info()
     assert info.saved_tokens == info.warm_tokens == 0 and info.hot_tokens > 0
     assert talk(engine, "bob", [SYSTEM], "Hello!").text
     engine.close()

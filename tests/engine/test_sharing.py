@@ -64,7 +64,7 @@ def test_an_engine_tells_it_of_one_agent(start: Start) -> None:
     for agent, words in (("ada", "One?"), ("ada", "Two?"), ("bob", "One?"), (None, "Three?")):
         engine.chat(agent, [SYSTEM, {"role": "user", "content": words}], temperature=0.0, max_tokens=4)
     engine.flush()
-    info = engine.agent_info("ada")
+    info = engine.agent("ada").info()
     assert [each.number for each in info.branch_infos] == [1, 0] and info.branches == 2
     later, first = info.branch_infos
     assert (first.shared_tokens, first.shared_with) == (first.num_tokens, ("bob", UNNAMED)), "bob has all of it"
@@ -72,13 +72,13 @@ def test_an_engine_tells_it_of_one_agent(start: Start) -> None:
     assert later.shared_tokens >= 48 and later.shared_with == ("bob", UNNAMED)
     for each in info.branch_infos:
         assert each.hot_tokens == each.saved_tokens == each.num_tokens and each.warm_tokens == 0
-    engine.offload("ada")
-    engine.offload("bob")
-    assert [each.warm_tokens for each in engine.agent_info("ada").branch_infos] != [0, 0]
+    engine.agent("ada").offload()
+    engine.agent("bob").offload()
+    assert [each.warm_tokens for each in engine.agent("ada").info().branch_infos] != [0, 0]
     engine = start()
-    again = engine.agent_info("ada")
+    again = engine.agent("ada").info()
     assert [each.warm_tokens for each in again.branch_infos] == [each.num_tokens for each in info.branch_infos]
     assert {each.shared_with for each in again.branch_infos} <= {("bob",), ("bob", UNNAMED), ()}
     assert all(not each.branch_infos for each in engine.agents())
     with pytest.raises(NotFound):
-        engine.agent_info("nobody")
+        engine.agent("nobody").info()

@@ -56,8 +56,8 @@ def test_a_fork_and_a_rewound_agent_go_on_after_a_restart(start: Start, hybrid: 
     engine = start(hybrid)
     first = asked(engine, "ada", "Hello " * 20)
     asked(engine, "ada", "Hello " * 20, "Yes.", "And then?")
-    engine.fork("ada", "eve")
-    engine.rewind("ada", 1)
+    engine.agent("ada").fork("eve")
+    engine.agent("ada").rewind(1)
     engine.flush()
     engine = start(hybrid)
     eve = asked(engine, "eve", "Hello " * 20, "Yes.", "And then?")
@@ -75,11 +75,11 @@ def test_an_agent_that_leaves_memory_leaves_no_snapshot_behind(start: Start, hyb
     engine.flush()
     assert num_snapshots(engine) > 0
     if how == "offload":
-        engine.offload("ada")
+        engine.agent("ada").offload()
         again = asked(engine, "ada", "Hello " * 20)
         assert again.warm_tokens >= report.prompt_tokens - SIZE
     else:
-        engine.delete("ada")
+        engine.agent("ada").delete()
         assert engine.components.store is not None and engine.components.store.flush(10)
         assert num_snapshots(engine) == 0
     engine.components.loop.call(lambda core: core.check()).result()

@@ -22,10 +22,12 @@ def test_a_prompt_computed_ahead_is_a_memory_without_a_reply(start: Start) -> No
     assert (result.text, result.token_ids, result.finish_reason) == ("", (), "stop")
     report = engine.prefill("ada", ASKED)
     assert (report.outcome, report.completion_tokens, report.reused_tokens) == ("miss", 0, 0)
-    assert engine.agent_info("ada").num_tokens == report.prompt_tokens == report.computed_tokens
+    assert engine.agent("ada").info().num_tokens == report.prompt_tokens == report.computed_tokens
     asked = engine.chat("ada", ASKED, temperature=0.0, max_tokens=4).report
     assert (asked.outcome, asked.source, asked.computed_tokens) == ("exact", "own", 1)
-    assert engine.agent_info("ada").branches == 1 and engine.rewind("ada", 1) == 0, "the prompt is no turn of its own"
+    assert engine.agent("ada").info().branches == 1 and engine.agent("ada").rewind(1) == 0, (
+        "the prompt is no turn of its own"
+    )
     engine.check()
 
 
@@ -57,16 +59,16 @@ def test_what_is_stored_comes_back_into_memory(start: Start, after: str) -> None
     if after == "restart":
         engine = start()
     else:
-        engine.offload("ada")
-    before, known = engine.stats(), engine.agent_info("ada")
+        engine.agent("ada").offload()
+    before, known = engine.stats(), engine.agent("ada").info()
     assert known.hot_tokens == 0
-    report = engine.load("ada")
+    report = engine.agent("ada").load()
     assert (report.reused_tokens, report.warm_tokens) == (known.num_tokens, known.num_tokens)
     assert (report.computed_tokens, report.completion_tokens) == (0, 0)
-    stats, info = engine.stats(), engine.agent_info("ada")
+    stats, info = engine.stats(), engine.agent("ada").info()
     assert (stats.num_steps, stats.prompt_tokens) == (before.num_steps, before.prompt_tokens), "nothing was computed"
     assert (info.hot_tokens, info.branches, info.last_use) == (known.num_tokens, 1, known.last_use)
-    again = engine.load("ada")
+    again = engine.agent("ada").load()
     assert (again.hot_tokens, again.warm_tokens) == (known.num_tokens, 0)
     report = engine.chat("ada", [*ASKED, {"role": "assistant", "content": said.text}, {"role": "user", "content": "?"}],
                          temperature=0.0, max_tokens=2).report  # fmt: skip
@@ -78,9 +80,9 @@ def test_as_much_comes_as_memory_has_room_for(start: Start) -> None:
     engine = start()
     engine.prefill("ada", [{"role": "user", "content": "The red box holds 4711 screws. " * 12}])
     engine.flush()
-    num_tokens, block_bytes = engine.agent_info("ada").num_tokens, engine.stats().block_bytes
+    num_tokens, block_bytes = engine.agent("ada").info().num_tokens, engine.stats().block_bytes
     engine = start(hot_bytes=6 * block_bytes)
-    report = engine.load("ada")
+    report = engine.agent("ada").load()
     num_blocks = engine.stats().num_blocks
     assert num_tokens > num_blocks * 16 and report.warm_tokens == num_blocks * 16
     assert report.computed_tokens == num_tokens - report.warm_tokens
@@ -111,7 +113,7 @@ def test_beside_others_it_takes_half_of_what_they_leave(tiny_llama: Path, tmp_pa
 def test_what_cannot_be_is_refused(start: Start) -> None:
     engine = start(max_context=100)
     with pytest.raises(NotFound):
-        engine.load("nobody")
+        engine.agent("nobody").load()
     with pytest.raises(PromptTooLong):
         engine.prefill("ada", [{"role": "user", "content": "screws " * 200}])
     with pytest.raises(BadRequest):

@@ -97,7 +97,7 @@ def test_branches_of_two_replicas_are_both_kept(replicas: Replicas) -> None:
         went_on = ask(third, history(turns=words))
         assert went_on.report.outcome == "extend"
         assert went_on.report.reused_tokens >= reply.report.prompt_tokens - 16, "all but one block"
-    assert len(third.agent_info("ada").branch_infos) >= 2
+    assert len(third.agent("ada").info().branch_infos) >= 2
 
 
 def test_a_replica_that_is_behind_reads_the_newer_head(replicas: Replicas) -> None:
@@ -120,24 +120,24 @@ def test_a_forgotten_agent_is_forgotten_everywhere(replicas: Replicas) -> None:
     assert ask(other, told).report.outcome == "extend"
     exported(other)
     objects = len(replicas.objects("blocks"))
-    report = one.purge("ada")
+    report = one.agent("ada").purge()
     assert len(replicas.objects("blocks")) == objects - report.tier_objects_deleted == 0
     fresh = ask(other, told)
     assert fresh.report.reused_tokens < 16, "what it had is gone, on disk and in memory"
-    (branch,) = other.agent_info("ada").branch_infos
+    (branch,) = other.agent("ada").info().branch_infos
     assert branch.num_turns == 1, "what is said after it is a memory of its own"
     exported(other)
     assert ask(third, told).report.outcome == "exact"
-    third.delete("ada")
+    third.agent("ada").delete()
     with pytest.raises(NotFound):
-        third.delete("nobody")
+        third.agent("nobody").delete()
 
 
 def test_an_agent_that_is_only_elsewhere_can_be_purged(replicas: Replicas) -> None:
     one, other = replicas.start("one"), replicas.start("other")
     first = ask(one, history())
     exported(one)
-    assert other.purge("ada").slots_freed == 0
+    assert other.agent("ada").purge().slots_freed == 0
     fresh = replicas.start("fresh")
     went_on = ask(fresh, history(turns=[first.text, "talk on"]))
     assert not fresh.components.memory.book.of("default", "ada")[1:], went_on.report
@@ -147,17 +147,17 @@ def test_an_agent_that_is_only_elsewhere_can_be_loaded(replicas: Replicas) -> No
     one, other = replicas.start("one"), replicas.start("other")
     first = ask(one, history())
     exported(one)
-    assert other.load("ada").computed_tokens <= 16, "all but a block"
-    assert other.agent_info("ada").hot_tokens >= first.report.prompt_tokens - 16
+    assert other.agent("ada").load().computed_tokens <= 16, "all but a block"
+    assert other.agent("ada").info().hot_tokens >= first.report.prompt_tokens - 16
     with pytest.raises(NotFound):
-        other.load("eve")
+        other.agent("eve").load()
 
 
 def test_nobody_leaves_no_tombstone(replicas: Replicas) -> None:
     one = replicas.start("one")
-    for forget in (one.delete, one.purge):
+    for forget in (one.agent("nobody").delete, one.agent("nobody").purge):
         with pytest.raises(NotFound):
-            forget("nobody")
+            forget()
     assert not replicas.objects("heads") and not replicas.objects("purged")
     replicas.tier.rename(replicas.directory / "away")
     replicas.tier.write_text("a file where the tier was")
@@ -165,7 +165,7 @@ def test_nobody_leaves_no_tombstone(replicas: Replicas) -> None:
     assert one.flush()
     replicas.tier.unlink()
     (replicas.directory / "away").rename(replicas.tier)
-    one.delete("ada")
+    one.agent("ada").delete()
     assert len(replicas.objects("purged")) == 1, "what waited to be exported is not exported any more"
 
 
@@ -235,20 +235,20 @@ def test_an_old_head_revives_nobody_who_was_purged(replicas: Replicas, note: str
     exported(one)
     (path,) = replicas.objects("heads")
     old, blocks = path.read_bytes(), {each: each.read_bytes() for each in replicas.objects("blocks")}
-    one.purge("ada")
+    one.agent("ada").purge()
     for each, data in {path: old, **blocks}.items():
         each.write_bytes(data)
     if note == "damaged":
         replicas.objects("purged")[0].write_bytes(b"")
     other = replicas.start("other")
     with pytest.raises(NotFound):
-        other.load("ada")
+        other.agent("ada").load()
     ask(other, history(1))
     exported(other)
     if note == "there":
         third = replicas.start("third")
-        third.load("ada")
-        (branch,) = third.agent_info("ada").branch_infos
+        third.agent("ada").load()
+        (branch,) = third.agent("ada").info().branch_infos
         assert branch.num_turns == 1, "what is said after the purge is remembered alone"
 
 
@@ -308,8 +308,8 @@ def test_what_could_not_be_exported_follows_when_the_tier_is_back(replicas: Repl
     first = ask(one, history())
     assert one.flush()
     with pytest.raises(StoreError, match="nothing was forgotten: the object tier"):
-        one.purge("ada")
-    assert one.agent_info("ada").num_tokens, "nothing has changed"
+        one.agent("ada").purge()
+    assert one.agent("ada").info().num_tokens, "nothing has changed"
     replicas.tier.unlink()
     (replicas.directory / "away").rename(replicas.tier)
     exported(one)

@@ -70,7 +70,7 @@ def test_a_head_that_is_none_is_replaced_unless_it_is_a_newer_one(replicas: Repl
         assert ask(replicas.start("third"), told).report.outcome == "exact"
     else:
         with pytest.raises(StoreError, match="nothing was forgotten: version 2 of an agent's head"):
-            other.purge("ada")
+            other.agent("ada").purge()
 
 
 def test_an_object_that_cannot_be_written_keeps_no_other_agent_out(replicas: Replicas) -> None:
@@ -111,8 +111,8 @@ def test_a_process_that_hangs_with_the_lock_delays_exports_and_nothing_else(
         tier = other.components.tier
         assert tier is not None and ".lock has been locked by another process" in (tier.problem() or "")
         with pytest.raises(StoreError, match=r"nothing was forgotten: .*\.lock has been locked"):
-            other.purge("ada")
-        assert other.agent_info("ada").num_tokens, "nothing has changed"
+            other.agent("ada").purge()
+        assert other.agent("ada").info().num_tokens, "nothing has changed"
     exported(other)
     assert tier.problem() is None
     went_on = ask(replicas.start("third"), [*told, {"role": "assistant", "content": second.text}, *told[-1:]])

@@ -56,8 +56,8 @@ def test_a_fork_and_a_rewound_agent_go_on_after_a_restart(start: Start, gemma: P
     engine.flush()
     asked(engine, "ada", "Hello " * 20, "Yes.", "And then?")
     engine.flush()
-    engine.fork("ada", "eve")
-    engine.rewind("ada", 1)
+    engine.agent("ada").fork("eve")
+    engine.agent("ada").rewind(1)
     engine.flush()
     engine = start(gemma)
     eve = asked(engine, "eve", "Hello " * 20, "Yes.", "And then?")
@@ -75,11 +75,11 @@ def test_an_agent_that_leaves_memory_leaves_no_window_behind(start: Start, gemma
     report = asked(engine, "ada", "Hello " * 20)
     engine.flush()
     if how == "offload":
-        engine.offload("ada")
+        engine.agent("ada").offload()
         again = asked(engine, "ada", "Hello " * 20)
         assert again.warm_tokens == report.prompt_tokens - 1
     else:
-        engine.delete("ada")
+        engine.agent("ada").delete()
         assert engine.components.store is not None
         assert engine.components.store.flush(10)
         with engine.components.store.index.reading() as connection:

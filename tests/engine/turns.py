@@ -52,6 +52,6 @@ def purged(engine: Engine, directory: Path, *, least: int) -> Report:
     engine.flush()
     of_ada = (hot_pieces(engine) | disk_pieces(directory)) - before
     assert len(of_ada) > least
-    engine.purge("ada")
+    engine.agent("ada").purge()
     assert not of_ada & (hot_pieces(engine) | disk_pieces(directory))
     return bob()

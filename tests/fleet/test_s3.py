@@ -95,7 +95,7 @@ def test_branches_of_two_replicas_are_both_kept(replicas: Replicas, bucket: str)
         went_on = ask(third, history(turns=words))
         assert went_on.report.outcome == "extend"
         assert went_on.report.reused_tokens >= left.report.prompt_tokens - 16, "all but one block"
-    assert len(third.agent_info("ada").branch_infos) == 2
+    assert len(third.agent("ada").info().branch_infos) == 2
 
 
 def test_a_swap_needs_the_version_that_was_read(bucket: str) -> None:

@@ -37,7 +37,7 @@ def known(details: Details, engine: Engine) -> set[str]:
 
 def test_all_are_told_at_once_where_there_is_time(engine: Engine) -> None:
     found = Details(engine, clock=lambda: 0.0).of("default", engine.agents("default"))
-    assert found == [engine.agent_info(info.agent) for info in found]
+    assert found == [engine.agent(info.agent).info() for info in found]
 
 
 def test_a_busy_engine_is_asked_for_one_at_a_time(engine: Engine) -> None:
@@ -56,13 +56,13 @@ def test_who_changed_comes_first_and_then_those_beside(engine: Engine) -> None:
     assert len(bo.branch_infos) == 2
     for _ in NAMES:
         slow.of("default", infos)
-    assert slow.of("default", infos) == [engine.agent_info(info.agent) for info in infos]
+    assert slow.of("default", infos) == [engine.agent(info.agent).info() for info in infos]
 
 
 def test_who_is_gone_is_forgotten(engine: Engine) -> None:
     details = Details(engine, clock=lambda: 0.0)
     infos = engine.agents("default")
     details.of("default", infos)
-    engine.delete("ada")
+    engine.agent("ada").delete()
     assert [info.branch_infos for info in Details(engine).of("default", infos) if info.agent == "ada"] == [()]
     assert "ada" not in {info.agent for info in details.of("default", engine.agents("default"))}

@@ -72,7 +72,7 @@ def harbour(real_file: Path, first_start: FirstStart, tmp_path_factory: pytest.T
         for agent in ("eve", "finn", "gail"):
             place.ask("second agent", agent, whole)
         for agent in ("ada", "bea"):
-            assert engine.flush() and engine.offload(agent)
+            assert engine.flush() and engine.agent(agent).offload()
             place.ask("offloaded", agent, place.said[agent][:-1])
         at_once = [
             [*place.said[agent], {"role": "user", "content": QUESTIONS[9]}] for agent in ("ada", *AGENTS, "new 1")

@@ -43,7 +43,6 @@ from rekindle.engine.types import (
     EngineStats,
     GenerationRequest,
     Health,
-    PurgeReport,
     Report,
 )
 from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
@@ -291,14 +290,6 @@ class Engine:
             self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)]
         )
 
-    def agent_info(self, agent: str, *, namespace: str = "default") -> AgentInfo:
-        """`Agent.info` of one agent."""
-        return self.agent(agent, namespace=namespace).info()
-
-    def load(self, agent: str, *, namespace: str = "default") -> Report:
-        """`Agent.load` of one agent."""
-        return self.agent(agent, namespace=namespace).load()
-
     def adopt(
         self,
         agent: str,
@@ -321,35 +312,6 @@ class Engine:
         adoption = parts.adoption
         adoption.blocks(blocks, timeout_s=timeout_s)
         return parts.intake.call(lambda: adoption.branches(namespace, agent, branches)).result()
-
-    def fork(self, source: str, target: str, *, namespace: str = "default") -> None:
-        """`Agent.fork` of one agent."""
-        check_agent_id(source, where="source")
-        self.agent(source, namespace=namespace).fork(target)
-
-    def rewind(self, agent: str, turns: int = 1, *, namespace: str = "default") -> int:
-        """`Agent.rewind` of one agent."""
-        return self.agent(agent, namespace=namespace).rewind(turns)
-
-    def offload(self, agent: str, *, namespace: str = "default") -> int:
-        """`Agent.offload` of one agent."""
-        return self.agent(agent, namespace=namespace).offload()
-
-    def delete(self, agent: str, *, namespace: str = "default") -> None:
-        """`Agent.delete` of one agent."""
-        self.agent(agent, namespace=namespace).delete()
-
-    def purge(self, agent: str, *, namespace: str = "default") -> PurgeReport:
-        """`Agent.purge` of one agent."""
-        return self.agent(agent, namespace=namespace).purge()
-
-    def pin(self, agent: str, *, ttl_s: float | None = None, namespace: str = "default") -> None:
-        """`Agent.pin` of one agent."""
-        self.agent(agent, namespace=namespace).pin(ttl_s=ttl_s)
-
-    def unpin(self, agent: str, *, namespace: str = "default") -> None:
-        """`Agent.unpin` of one agent."""
-        self.agent(agent, namespace=namespace).unpin()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that takes longer than `timeout_s`."""

@@ -141,7 +141,7 @@ def test_a_name_is_percent_encoded(served: Served) -> None:
     agents = [each["agent"] for each in session.get()["agents"]]
     session.post("/round")
     for agent in agents:
-        assert served.engine.agent_info(agent).num_tokens > 0
+        assert served.engine.agent(agent).info().num_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_forked_agent_stands_on_the_same_memory(engine: Engine) -> None:
         info = await coordinator.create(SPACE, plan_of(), id="forks")
         await told(coordinator.round(SPACE, info.id))
         await coordinator.settle(SPACE, info.id)
-        (held,) = engine.agent_info("forks/Ada").branch_infos
+        (held,) = engine.agent("forks/Ada").info().branch_infos
         forked = await coordinator.fork(SPACE, info.id, "Ada", "Dan", persona="You doubt everything.")
         assert [each.name for each in forked.participants] == [*NAMES, "Dan"]
         assert forked.agents["Dan"].agent == "forks/Dan" and not forked.agents["Dan"].is_permanent

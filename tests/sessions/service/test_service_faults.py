@@ -257,7 +257,7 @@ def test_fork_that_cannot_be_kept_leaves_nothing(engine: Engine, tmp_path: Path)
             await coordinator.fork(SPACE, "forks", "Ada", "Dan")
         assert [each.name for each in coordinator.show(SPACE, "forks").participants] == list(NAMES)
         with pytest.raises(NotFound):
-            engine.agent_info("forks/Dan")
+            engine.agent("forks/Dan").info()
         await coordinator.fork(SPACE, "forks", "Ada", "Dan")
         await coordinator.settle(SPACE, "forks")
         (turn,) = of_kind(await told(coordinator.turn(SPACE, "forks", speaker="Dan")), "turn_complete")

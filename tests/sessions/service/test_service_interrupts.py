@@ -243,7 +243,7 @@ def test_deleting_stops_who_speaks(engine: Engine) -> None:
         with pytest.raises(Cancelled):
             await told(running)
         with pytest.raises(NotFound):
-            engine.agent_info("gone/Ada")
+            engine.agent("gone/Ada").info()
 
     holding(engine, play)
 

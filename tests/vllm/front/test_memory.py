@@ -63,11 +63,11 @@ def test_texts_outlast_the_front(scripted_model: Path, computing: Served, tmp_pa
         assert front.engine.num_warm_agents == 1
         second = asked(front, "bob", LONG, text_of(first), "talk on")["rekindle"]
         assert second["outcome"] == "extend" and second["reused_tokens"] >= first["usage"]["prompt_tokens"]
-        front.engine.fork("bob", "cy")
+        front.engine.agent("bob").fork("cy")
         third = asked(front, "cy", LONG, text_of(first), "talk more")["rekindle"]
         assert third["source"] == "own" and third["reused_tokens"] >= first["usage"]["prompt_tokens"]
-        assert front.engine.rewind("cy", 1) < third["prompt_tokens"]
-        report = front.engine.purge("bob")
+        assert front.engine.agent("cy").rewind(1) < third["prompt_tokens"]
+        report = front.engine.agent("bob").purge()
         assert report.slots_freed >= 0 and {each.agent for each in front.engine.agents()} == {"cy"}
     with fronting(scripted_model, computing, tmp_path) as front:
         assert {each.agent for each in front.engine.agents()} == {"cy"}

@@ -62,7 +62,7 @@ class Deletions:
 
     async def delete(self, namespace: str, agent: str) -> Forgotten:
         """Delete an agent; raises NotFound, and StoreError, which names what is left."""
-        _, forgotten = await self._carry_out(namespace, agent, self._engine.delete, ())
+        _, forgotten = await self._carry_out(self._engine.agent(agent, namespace=namespace).delete, namespace, agent)
         return forgotten
 
     async def purge(self, namespace: str, agent: str) -> tuple[PurgeReport, Forgotten]:
@@ -72,11 +72,12 @@ class Deletions:
         """
         store = self._engine.settings.store
         damaged = store.text_files() if store.enabled else ()
-        report, forgotten = await self._carry_out(namespace, agent, self._engine.purge, damaged)
+        handle = self._engine.agent(agent, namespace=namespace)
+        report, forgotten = await self._carry_out(handle.purge, namespace, agent, damaged)
         return report or PurgeReport(agent, 0, 0, 0, 0, 0), forgotten
 
     async def _carry_out(
-        self, namespace: str, agent: str, forget: Callable[..., T], damaged: Sequence[Path]
+        self, forget: Callable[[], T], namespace: str, agent: str, damaged: Sequence[Path] = ()
     ) -> tuple[T | None, Forgotten]:
         key, report, is_known = (namespace, agent), None, True
         self._responses.check_open()
@@ -84,7 +85,7 @@ class Deletions:
         for extension in self._extensions:
             await extension.state.check_forgettable(agent)
         try:
-            report = await in_thread(forget, agent, namespace=namespace)
+            report = await in_thread(forget)
         except NotFound:
             is_known = key in self._unfinished
         if is_known:

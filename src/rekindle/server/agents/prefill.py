@@ -98,7 +98,7 @@ def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
     @router.post("/{id}/load", response_model=AgentReport)
     def load_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Load an agent's latest conversation from disk into memory, as far as memory allows; nothing is computed."""
-        report = engine.load(agent, namespace=namespace)
+        report = engine.agent(agent, namespace=namespace).load()
         return {"id": agent, "object": "agent", "rekindle": report.as_dict()}
 
     return router

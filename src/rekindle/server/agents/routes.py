@@ -144,7 +144,7 @@ def agents_router(engine: Engine, history: History, deletions: Deletions) -> API
 
 
 def _shown(engine: Engine, agent: str, namespace: str, **more: Any) -> dict[str, Any]:
-    return described(engine.agent_info(agent, namespace=namespace), **more)
+    return described(engine.agent(agent, namespace=namespace).info(), **more)
 
 
 def _looking(router: APIRouter, engine: Engine, history: History, deletions: Deletions) -> None:
@@ -179,7 +179,7 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
         """
         entries = history.of(namespace, agent)
         if not entries:
-            engine.agent_info(agent, namespace=namespace)
+            engine.agent(agent, namespace=namespace).info()
         return {"id": agent, "object": "list", "data": entries}
 
 
@@ -187,19 +187,19 @@ def _keeping(router: APIRouter, engine: Engine) -> None:
     @router.post("/{id}/offload", response_model=AgentEntry)
     def offload_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Make an agent durable and drop its blocks from memory, except those that other agents share."""
-        num_blocks = engine.offload(agent, namespace=namespace)
+        num_blocks = engine.agent(agent, namespace=namespace).offload()
         return _shown(engine, agent, namespace, evicted_blocks=num_blocks)
 
     @router.post("/{id}/pin", response_model=AgentEntry)
     def pin_agent(agent: Agent, namespace: Namespace, body: PinBody | None = None) -> dict[str, Any]:
         """Keep an agent on disk whatever else needs room, for a time or without a limit."""
-        engine.pin(agent, ttl_s=body.ttl_s if body else None, namespace=namespace)
+        engine.agent(agent, namespace=namespace).pin(ttl_s=body.ttl_s if body else None)
         return _shown(engine, agent, namespace)
 
     @router.delete("/{id}/pin", response_model=AgentEntry)
     def unpin_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """Unpin an agent, so that it can be evicted again."""
-        engine.unpin(agent, namespace=namespace)
+        engine.agent(agent, namespace=namespace).unpin()
         return _shown(engine, agent, namespace)
 
 
@@ -208,13 +208,13 @@ def _changing(router: APIRouter, engine: Engine) -> None:
     def fork_agent(agent: Agent, namespace: Namespace, body: ForkBody) -> dict[str, Any]:
         """Give another agent all that this one remembers, without copying KV. Answers with the new agent."""
         target = check_new_agent_id(body.target, where="target")
-        engine.fork(agent, target, namespace=namespace)
+        engine.agent(agent, namespace=namespace).fork(target)
         return _shown(engine, target, namespace)
 
     @router.post("/{id}/rewind")
     def rewind_agent(agent: Agent, namespace: Namespace, body: RewindBody) -> dict[str, Any]:
         """Remove an agent's last turns; answers with how many tokens it still remembers. With 0 it is forgotten."""
-        num_tokens = engine.rewind(agent, body.turns, namespace=namespace)
+        num_tokens = engine.agent(agent, namespace=namespace).rewind(body.turns)
         return {"id": agent, "object": "agent", "num_tokens": num_tokens}
 
 

@@ -174,7 +174,7 @@ class Details:
     def _branches(self, info: AgentInfo) -> tuple[BranchInfo, ...]:
         """The agent's branches; empty if it was deleted meanwhile."""
         try:
-            return self._engine.agent_info(info.agent, namespace=info.namespace).branch_infos
+            return self._engine.agent(info.agent, namespace=info.namespace).info().branch_infos
         except NotFound:
             return ()
 

@@ -75,9 +75,9 @@ async def fork(session: Session, event: Forked) -> None:
 def _fork_kv(session: Session, source: str, target: str) -> None:
     _forget_kv(session, target)  # leftovers of a process that died during a fork
     with contextlib.suppress(NotFound):  # nothing was ever computed for it
-        session.shared.engine.fork(source, target, namespace=session.namespace)
+        session.shared.engine.agent(source, namespace=session.namespace).fork(target)
 
 
 def _forget_kv(session: Session, agent: str) -> None:
     with contextlib.suppress(NotFound):
-        session.shared.engine.delete(agent, namespace=session.namespace)
+        session.shared.engine.agent(agent, namespace=session.namespace).delete()

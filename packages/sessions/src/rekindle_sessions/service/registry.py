@@ -108,7 +108,7 @@ def forget_kv(session: Session) -> None:
     for name, each in session.machine.participants.items():
         if each.agent is None:
             with contextlib.suppress(NotFound):  # nothing was ever computed for it
-                session.shared.engine.delete(session.agent(name), namespace=session.namespace)
+                session.shared.engine.agent(session.agent(name), namespace=session.namespace).delete()
 
 
 class Registry:

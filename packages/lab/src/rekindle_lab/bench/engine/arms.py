@@ -46,7 +46,7 @@ def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurem
     base, numbers = workload.base(0), range(job.repeats)
     for kind in WARM_NUMBERS:
         for number in numbers:
-            engine.fork("base-0", f"warm-{kind}-{number}")
+            engine.agent("base-0").fork(f"warm-{kind}-{number}")
     texts = [workload.extended(base, job.extension, number) for number in numbers]
     yield measurement("hot EXTEND", on_forks(engine, "extend", texts))
     yield measurement("hot EXACT", [first_token(engine, base, "base-0") for _ in numbers])
@@ -76,7 +76,7 @@ def on_forks(engine: Engine, name: str, texts: Sequence[str]) -> list[Sample]:
     """Measure first tokens of texts, each requested by its own fork of the base agent."""
     samples = []
     for number, text in enumerate(texts):
-        engine.fork("base-0", f"{name}-{number}")
+        engine.agent("base-0").fork(f"{name}-{number}")
         samples.append(first_token(engine, text, f"{name}-{number}"))
         engine.flush()  # writes after one prompt must not slow down the next
     return samples
