@@ -272,7 +272,7 @@ CLIENTS = (
     ),
     one(
         "a heading that does nothing",
-        "engine/assembly.py",
+        "engine/builder.py",
         "headings=settings.prompt.tail_heading",
         "headings=()",
         f"{OFFERS}::test_it_is_offered_when_the_same_line_changes_twice_and_then_costs_no_tools",

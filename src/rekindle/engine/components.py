@@ -102,12 +102,6 @@ class Components:
             self._stop()
             raise
 
-    def turn_saved(self, namespace: str, agent: str, branch: int, num_tokens: int) -> None:
-        """Note what the store has made durable, and export it. Called by the store's writer."""
-        self.intake.turn_saved(namespace, agent, branch, num_tokens)
-        if self.tier is not None:
-            self.tier.exports.put(namespace, agent, branch)
-
     def flush(self, timeout_s: float) -> bool:
         """Wait until the turns that ended before this call are durable; False on a timeout, or if a thread they need
         has died, in which case the others still save what they can."""

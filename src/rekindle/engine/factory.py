@@ -1,4 +1,4 @@
-"""Builds an engine that computes here: model, hot memory and core; `assembly` connects them with the rest."""
+"""Builds an engine that computes here: model, hot memory and core; the `builder` connects them with the rest."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import torch
 
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
-from rekindle.engine.assembly import Around, Computing, assembled
+from rekindle.engine.builder import Builder, Computing
 from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
-from rekindle.engine.tier_parts import check_tier
-from rekindle.errors import StoreRefused
+from rekindle.errors import ConfigError, StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.model.device import check_device
 from rekindle.model.loaded import LoadedModel, Runner
@@ -32,6 +31,7 @@ from rekindle.store.files.sync import OsFileSystem
 from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends
+from rekindle.tier.location import directory_of
 
 CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
@@ -66,12 +66,12 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         promise=loaded.promise,
         label=spec.name,
         sampling=SamplingDefaults.read(loaded.directory, settings.model.sampling),
-        new_core=lambda around: _core(settings, loaded, loaded.compute.runner(loaded, arena), around),
+        new_core=lambda parts: _core(settings, loaded, loaded.compute.runner(loaded, arena), parts),
         new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
         unsaved=loaded.unsaved,
     )
     try:
-        return assembled(settings, computing, started, use_store=use_store)
+        return Builder(settings, computing, started, use_store=use_store).components
     finally:
         loaded.compute.rest()  # from here on the engine's thread computes
 
@@ -81,7 +81,10 @@ def check_places(settings: Settings, *, use_store: bool) -> None:
     directory, fs = settings.store.directory(), OsFileSystem()
     if use_store:
         make_directory(directory, fs)
-    check_tier(settings, use_store=use_store)
+    if settings.tier.location is not None:
+        directory_of(settings.tier.location)
+        if not use_store:
+            raise ConfigError("tier needs a store and reuse: what comes from other replicas is kept there first")
     if settings.store.enabled and settings.store.secret is not None:
         with contextlib.suppress(StoreRefused):  # reported when files are opened; replies continue without them
             given_secret(directory, settings.store.secret, fs)
@@ -97,13 +100,13 @@ def _chunk_tokens(settings: Settings, device: str) -> int:
     return settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(device).type]
 
 
-def _core(settings: Settings, loaded: LoadedModel, runner: Runner, around: Around) -> EngineCore:
+def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builder) -> EngineCore:
     return EngineCore(
         runner=runner,
-        cache=around.cache,
+        cache=parts.cache,
         scheduler=Scheduler(
             settings.engine,
-            around.costs,
+            parts.costs,
             max_chunk_tokens=_chunk_tokens(settings, loaded.device),
             chunk_multiple=chunk_multiple(loaded.spec.layout),
             max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),
@@ -114,5 +117,5 @@ def _core(settings: Settings, loaded: LoadedModel, runner: Runner, around: Aroun
             max_step_s=settings.engine.max_stall_s,
         ),
         min_reuse_tokens=settings.cache.min_reuse_tokens,
-        on_turn=around.intake.turn_ended,
+        on_turn=parts.intake.turn_ended,
     )

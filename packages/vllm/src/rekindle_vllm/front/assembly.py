@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from rekindle.config import SETTINGS, Settings
-from rekindle.engine.assembly import Around, Computing, assembled
+from rekindle.engine.builder import Builder, Computing
 from rekindle.engine.capacity import check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.scheduler import Scheduler
@@ -66,7 +66,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
         if use_store:
             check_disk(settings.store, spec)
         computing = _computing(settings, spec, encoder, backend, served, note, sampling)
-        components = assembled(settings, computing, started, use_store=use_store)
+        components = Builder(settings, computing, started, use_store=use_store).components
     except BaseException:
         backend.stop()
         raise
@@ -106,16 +106,16 @@ def _computing(
     kind = settings.backend.kind
     num_blocks = max(NUM_BLOCKS, 2 * -(-spec.max_context // spec.layout.block_tokens))
 
-    def new_core(around: Around) -> RemoteCore:
+    def new_core(parts: Builder) -> RemoteCore:
         return RemoteCore(
             backend=backend,
-            calls=BackendCalls(kind, served.name, around.cache.secret),
-            cache=around.cache,
-            scheduler=Scheduler(settings.engine, around.costs, max_chunk_tokens=1),
+            calls=BackendCalls(kind, served.name, parts.cache.secret),
+            cache=parts.cache,
+            scheduler=Scheduler(settings.engine, parts.costs, max_chunk_tokens=1),
             vocab_size=spec.vocab_size,
             min_reuse_tokens=settings.cache.min_reuse_tokens,
-            on_turn=around.intake.turn_ended,
-            wake=around.loop.wake,
+            on_turn=parts.intake.turn_ended,
+            wake=parts.loop.wake,
         )
 
     return Computing(
