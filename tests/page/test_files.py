@@ -14,8 +14,7 @@ from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.server import page
 from rekindle.server.errors import Problem
-from rekindle.server.gate.caller import Access
-from rekindle.server.gate.guard import Guard
+from rekindle.server.gate.caller import Access, Guard
 from tests.server.conftest import Served, serving
 
 STATIC = Path(page.__file__).parent / "static"

@@ -9,8 +9,7 @@ from starlette.datastructures import Headers
 
 from rekindle.config import ServerSettings
 from rekindle.server.errors import Problem
-from rekindle.server.gate.caller import Access
-from rekindle.server.gate.guard import Guard
+from rekindle.server.gate.caller import Access, Guard
 
 
 async def nothing(*_: object) -> None:

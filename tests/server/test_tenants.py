@@ -8,7 +8,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.gate.guard import Guard
+from rekindle.server.gate.caller import Guard
 from rekindle.server.gate.limits import TenantRequests
 
 KEYS = {"a": "key-a", "b": "key-b"}

@@ -441,7 +441,7 @@ SERVING = (
     ),
     one(
         "any host without a key",
-        "server/gate/guard.py",
+        "server/gate/caller.py",
         "access is not None and access is not self._keys.without",
         "access is not None",
         "tests/server/test_guard.py::test_rebound_names_are_refused",

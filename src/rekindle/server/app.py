@@ -28,7 +28,7 @@ from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
 from rekindle.server.errors import on_error
 from rekindle.server.extension import Context, Extension, extended
-from rekindle.server.gate.guard import Guard
+from rekindle.server.gate.caller import Guard
 from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
