@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from rekindle import allocator
 from rekindle.compute.cpu import packed, weights
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.decoder import fuse_layers
-from rekindle.compute.cpu.kernels import allocator, library
+from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.saved_weights import ReadyWeights, SavedWeights
 from rekindle.compute.cpu.weights import loaded_bytes

@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rekindle import allocator
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.compute.cpu.kernels import allocator
 from rekindle.config import Settings, StoreSettings
 from rekindle.engine.agent_admin import purge_forgotten
 from rekindle.engine.blocks.prefix_cache import PrefixCache

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rekindle.compute.cpu.kernels import allocator
+from rekindle import allocator
 from rekindle.config import ServerSettings
 from rekindle.server.errors import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of

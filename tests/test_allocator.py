@@ -8,7 +8,7 @@ import sys
 CHUNK, COUNT = 64 << 10, 2000  # below what is mapped apart
 HELD = """
 import ctypes
-from rekindle.compute.cpu.kernels import allocator
+from rekindle import allocator
 
 def resident():
     lines = open("/proc/self/status").read().splitlines()
