@@ -12,7 +12,7 @@ from rekindle.compute.cpu.kernels.linear import PackedWeights, aligned_memory
 from rekindle.compute.cpu.weights_file import Contents, UnsavedWeights, WeightsFile
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
-from rekindle.engine.weights_writer import WeightsWriter
+from rekindle.engine.started_once import WeightsWriter
 from rekindle.errors import RekindleError, StoreLocked
 from tests.engine.conftest import Start
 from tests.given import settings_of

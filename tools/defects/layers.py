@@ -164,10 +164,10 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "hot memory taken beyond its share",
-        "engine/prefault.py",
+        "engine/started_once.py",
         "arena.num_blocks // MOST_SHARE",
         "arena.num_blocks",
-        "tests/engine/test_prefault.py",
+        "tests/engine/test_started_once.py",
     ),
     one(
         "int8 taken by its KL alone",

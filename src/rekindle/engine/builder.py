@@ -40,9 +40,8 @@ from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
-from rekindle.engine.prefault import Prefault
 from rekindle.engine.request import Request
-from rekindle.engine.weights_writer import WeightsWriter
+from rekindle.engine.started_once import Prefault, WeightsWriter
 from rekindle.errors import StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher

@@ -19,10 +19,9 @@ from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.engine.prefault import Prefault
 from rekindle.engine.recent import Recent
+from rekindle.engine.started_once import Prefault, WeightsWriter
 from rekindle.engine.types import EngineStats, Report
-from rekindle.engine.weights_writer import WeightsWriter
 from rekindle.errors import StoreError, Unavailable
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec

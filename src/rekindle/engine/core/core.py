@@ -17,9 +17,8 @@ import torch
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
-from rekindle.engine.core.background import Background, IdleWork
+from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
 from rekindle.engine.core.interface import CoreCounts
-from rekindle.engine.core.orphan_blocks import OrphanBlocks
 from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler

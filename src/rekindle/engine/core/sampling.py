@@ -18,7 +18,7 @@ import torch
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.prefix_cache import PrefixCache
-from rekindle.engine.core.orphan_blocks import OrphanBlocks
+from rekindle.engine.core.background import OrphanBlocks
 from rekindle.engine.core.reporting import report_of
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.engine.prefault import Prefault
+from rekindle.engine.started_once import Prefault
 from rekindle.kv.arena import KVArena
 from rekindle.spec import KVLayout, LayerSpec
 from tests.engine.conftest import Start
