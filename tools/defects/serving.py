@@ -117,7 +117,7 @@ SERVING = (
     ),
     one(
         "stored id replaced by re-tokenised id",
-        "engine/intake/prompt_lookup.py",
+        "matching/matcher.py",
         "ids = np.concatenate([branch.ids[: match.num_tokens], rest])",
         "ids = encoder.encode(rendered)",
         "tests/exactness/test_identity.py::test_sampled_ids_are_kept",

@@ -15,6 +15,7 @@ looked up by ids afterwards.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from rekindle.text.vocabulary import MARK, on_boundary
 if TYPE_CHECKING:
     from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 
-__all__ = ["Difference", "Matcher", "StoredBranch", "TextMatch"]
+__all__ = ["Difference", "Matcher", "StoredBranch", "TextMatch", "prompt_ids"]
 
 Relation = Literal["exact", "extend", "diverge", "none"]
 Source = Literal["own", "parent", "shared"]
@@ -270,3 +271,19 @@ def _text_ends(found: _Candidate, key: bytes, end: int) -> bool:
     if end == len(key) and found.mode == "continuation":
         return True
     return ends_in_prompt and ends_in_branch
+
+
+def prompt_ids(
+    encoder: PromptEncoder, match: TextMatch, rendered: RenderedPrompt, *, most: float = math.inf
+) -> tuple[np.ndarray, int]:
+    """Return the ids to run [tokens], uint32, and how many of them are known to be a fresh encoding of their text.
+
+    Raises PromptTooLong if more than `most` tokens must be encoded.
+    """
+    branch = match.branch
+    if branch is None or match.num_tokens == 0:
+        ids = encoder.encode(rendered, most=most)
+        return ids, len(ids)
+    rest = encoder.encode_rest(rendered, match.resume_byte, most=most)
+    ids = np.concatenate([branch.ids[: match.num_tokens], rest])
+    return ids, len(ids) if match.num_tokens <= branch.canonical_tokens else branch.canonical_tokens

@@ -24,11 +24,11 @@ from itertools import pairwise
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.core.background import IdleWork
-from rekindle.engine.intake.prompt_lookup import prompt_ids
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.request import FinishedTurn, Request
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
+from rekindle.matching.matcher import prompt_ids
 from rekindle.text.messages import Message
 from rekindle.text.places import Probes, anticipated, likely_probes
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt

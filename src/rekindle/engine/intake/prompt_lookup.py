@@ -23,7 +23,7 @@ from rekindle.engine.memory.preambles import Preamble
 from rekindle.engine.request import NO_MATCH, MatchFacts
 from rekindle.engine.types import GenerationRequest, Reuse
 from rekindle.matching.explain import Explanation, explain, explain_elsewhere
-from rekindle.matching.matcher import Mode, Relation, TextMatch
+from rekindle.matching.matcher import Mode, Relation, TextMatch, prompt_ids
 from rekindle.spec import Change
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
@@ -165,22 +165,6 @@ class PromptLookup:
         if found.elsewhere is not None:
             return explain_elsewhere(found.elsewhere)
         return explain(found.match, rendering.prompt, rendering.as_sent, encoder=self._encoder, num_tokens=num_tokens)
-
-
-def prompt_ids(
-    encoder: PromptEncoder, match: TextMatch, rendered: RenderedPrompt, *, most: float = math.inf
-) -> tuple[np.ndarray, int]:
-    """Return the ids to run [tokens], uint32, and how many of them are known to be a fresh encoding of their text.
-
-    Raises PromptTooLong if more than `most` tokens must be encoded.
-    """
-    branch = match.branch
-    if branch is None or match.num_tokens == 0:
-        ids = encoder.encode(rendered, most=most)
-        return ids, len(ids)
-    rest = encoder.encode_rest(rendered, match.resume_byte, most=most)
-    ids = np.concatenate([branch.ids[: match.num_tokens], rest])
-    return ids, len(ids) if match.num_tokens <= branch.canonical_tokens else branch.canonical_tokens
 
 
 def _parts(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:

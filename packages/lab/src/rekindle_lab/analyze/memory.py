@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from rekindle.config import CacheSettings
-from rekindle.engine.intake.prompt_lookup import prompt_ids
 from rekindle.errors import BadRequest
-from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch
+from rekindle.matching.matcher import Matcher, StoredBranch, TextMatch, prompt_ids
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, normalise
 from rekindle.text.places import anticipated, likely_probes
