@@ -324,6 +324,21 @@ def test_a_sequence_holds_the_state_at_the_end_of_its_last_full_block() -> None:
     assert [slots.is_held(block) for block in table.blocks] == [False, True, True]
 
 
+def test_the_copy_of_a_shared_block_has_a_part_of_its_own() -> None:
+    slots, ids = WindowSlots(7, num_slots=6, num_blocks=8), [0, 1, 0, 1, 0, 1]
+    pool = BlockPool(8, SIZE, windows=[slots])
+    table = BlockTable(pool)
+    assert table.prepare(len(ids)) == []
+    table.publish(ids, ROOTS[0])
+    other = table.fork()
+    copies = other.prepare(len(ids) + 4)
+    assert copies is not None and len(copies) == 1
+    assert other.blocks[1:2] == [copies[0].target] and other.blocks[1] != table.blocks[1]
+    assert [slots.is_held(block) for block in other.blocks] == [True, True, True]
+    table.check()
+    other.check()
+
+
 def test_resume_points_do_without_states_where_slots_are_short() -> None:
     slots = WindowSlots(STATE_WINDOW, num_slots=4, num_blocks=16)
     pool = BlockPool(16, SIZE, windows=[slots])

@@ -169,7 +169,7 @@ WINDOWS: tuple[Mutant, ...] = (
         "cache/blocks/table.py",
         "return [first, *(index for index in lacking if index > first)] if must_copy else lacking",
         "return lacking",
-        MACHINE,
+        f"{SLOTS}::test_the_copy_of_a_shared_block_has_a_part_of_its_own",
     ),
     one(
         "a tail that others hold published as another block",
