@@ -56,16 +56,17 @@ CRASH_RUNS ?= 40
 HURTS ?= 2000
 ROUTE_KILLS ?= 60
 SESSION_KILLS ?= 100
+FUZZ_RUNS ?= 200
 TIER_RUNS ?= 1000
 SOAK_S ?= 3600
 torture: kernels
 	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) SESSION_KILLS=$(SESSION_KILLS) \
-	  CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) HYPOTHESIS_PROFILE=torture \
+	  CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) FUZZ_RUNS=$(FUZZ_RUNS) HYPOTHESIS_PROFILE=torture \
 	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 0 --durations 20 \
-	  -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order' \
+	  -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order or fuzz' \
 	  tests/server/test_kills.py tests/server/test_route_kills.py tests/server/test_responses_damage.py \
 	  tests/server/test_responses_kept.py tests/sessions/service/test_service_kills.py tests/sessions/service/test_session_damage.py \
-	  tests/sessions/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache
+	  tests/sessions/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache tests/hostile/test_fuzz.py
 	$(BIN)/python -m tools.tier_fuzz --runs $(TIER_RUNS)
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 

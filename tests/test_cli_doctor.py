@@ -27,7 +27,7 @@ from rekindle.compute.load import choose_kernels
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import ServerProcess, free_port
 from rekindle.spec import KVLayout, LayerSpec
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 
 
 def run(*arguments: str, **env: str) -> Result:
@@ -222,7 +222,7 @@ def test_kernels_agree_with_the_definition(layer: LayerSpec, dtype: torch.dtype)
     assert finding.verdict == "ok", finding
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("layer", [LAYER, LayerSpec(0, 1, 64, 32, None, "q4h", "bf16", latent=True)])
 def test_the_kernels_that_compute_are_compared(layer: LayerSpec) -> None:
     library = choose_kernels(ModelSettings()).library
@@ -236,7 +236,7 @@ def test_the_kernels_that_compute_are_compared(layer: LayerSpec) -> None:
     assert finding.verdict == "ok" and finding.said.startswith(f"cpu ({library.level}) against the definition")
 
 
-@needs_compiler
+@needs_kernels
 def test_the_speed_of_the_kernels_is_measured() -> None:
     library = choose_kernels(ModelSettings()).library
     assert library is not None

@@ -22,7 +22,7 @@ import pytest
 
 from rekindle.compute.cpu.kernels import build
 from rekindle.compute.cpu.kernels.levels import LEVELS, library_name
-from tests.kernels.native import can_compile, needs_compiler, runnable, sources
+from tests.kernels.native import can_compile, needs_kernels, runnable, sources
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
@@ -168,7 +168,7 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     assert wheel.stat().st_size - libraries < MOST_BYTES
 
 
-@needs_compiler
+@needs_kernels
 def test_the_wheel_takes_the_kernels_along_and_is_for_one_platform(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert [name for name in names if name.endswith(".so")] == sorted(
@@ -184,7 +184,7 @@ def test_without_a_compiler_the_wheel_is_for_every_platform(bare_wheel: Path) ->
     assert not [name for name in zipfile.ZipFile(bare_wheel).namelist() if name.endswith(".so")]
 
 
-@needs_compiler
+@needs_kernels
 def test_an_editable_install_compiles_in_place(unpacked: Path, tmp_path: Path) -> None:
     project = shutil.copytree(unpacked, tmp_path / "project")
     native = project / "src/rekindle/compute/cpu/kernels/native"
@@ -297,7 +297,7 @@ def test_without_kernels_the_same_wheel_answers_and_says_what_is_missing(
         assert run(python, "-c", KERNELS, *runnable(), cwd=tmp_path).split() == runnable()
 
 
-@needs_compiler
+@needs_kernels
 def test_kernels_of_the_wheel_are_loaded_where_no_compiler_is(wheel: Path, tmp_path: Path) -> None:
     python, site = environment(tmp_path / "env")
     for path in (*SITE.glob("numpy*"), SITE / "torch"):

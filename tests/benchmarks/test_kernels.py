@@ -14,7 +14,7 @@ from benchmarks.kernels import KernelBench, Layers, read_shape
 from rekindle.compute.cpu.kernels.levels import LEVELS
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.errors import ConfigError
-from tests.kernels.native import built, needs_compiler, runnable
+from tests.kernels.native import built, needs_kernels, runnable
 
 
 def test_every_product_is_measured_by_torch_at_least(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_every_product_is_measured_by_torch_at_least(tmp_path: Path) -> None:
     assert {len(line["values"]) for line in lines} == {2 * 24}
 
 
-@needs_compiler
+@needs_kernels
 def test_the_arms_compute_the_same_product() -> None:
     found = built()[runnable()[0]].library
     assert found is not None

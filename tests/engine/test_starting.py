@@ -16,7 +16,7 @@ from rekindle.engine.started_once import WeightsWriter
 from rekindle.errors import RekindleError, StoreLocked
 from tests.engine.conftest import Start
 from tests.given import settings_of
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.tiny_models import tiny_model_dir
 
 QUESTION = [{"role": "user", "content": "What did she say about the number?"}]
@@ -83,7 +83,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, broken: str)
         assert sound.chat("ada", QUESTION, temperature=0.0, max_tokens=3).report.outcome == "miss"
 
 
-@needs_compiler
+@needs_kernels
 def test_packed_weights_are_written_once_served_and_mapped_by_the_next_start(tmp_path: Path) -> None:
     model, store = tiny_model_dir("llama", "bf16", tmp_path), tmp_path / "store"
     replies, notes, threads = [], [], engine_threads()

@@ -22,7 +22,7 @@ from tests.exactness.conftest import KINDS, Loader, MakeRig
 from tests.exactness.rig import BLOCK_TOKENS, ROUNDED, Rig, load
 from tests.exactness.test_against_transformers import reference
 from tests.exactness.test_paths import some_ids
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.tiny_models import tiny_model_dir
 
 FORMATS = ("native", "q4h")
@@ -133,7 +133,7 @@ EVERY_CASE = pytest.mark.parametrize(
     [
         *((dtype, kind, kv) for dtype in ("bf16", "fp32") for kind in KINDS for kv in FORMATS),
         *(
-            pytest.param(weights, kind, "q4h", marks=needs_compiler)
+            pytest.param(weights, kind, "q4h", marks=needs_kernels)
             for weights in ROUNDED
             for kind in ("llama", "gemma3", "mixtral")
         ),

@@ -56,7 +56,7 @@ def can_compile() -> bool:
     return True
 
 
-needs_compiler = pytest.mark.skipif(
+needs_kernels = pytest.mark.skipif(
     not (can_compile() and has_kernels()), reason="no kernels: they take a C++ compiler, and make kernels"
 )
 

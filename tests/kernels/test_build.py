@@ -13,12 +13,12 @@ import pytest
 
 from rekindle.compute.cpu.kernels import build
 from rekindle.compute.cpu.kernels.levels import HERE, LEVELS
-from tests.kernels.native import needs_compiler, script, sources
+from tests.kernels.native import needs_kernels, script, sources
 
 NEWEST_GLIBC = 28  # 2.28, of 2018: what the systems have on which torch is installed
 
 
-@needs_compiler
+@needs_kernels
 def test_every_level_is_compiled_without_a_warning_and_stands_alone(tmp_path: Path) -> None:
     built = build.build(tmp_path)
     assert [(each.level, each.output) for each in built] == [(level, "") for level in LEVELS]
@@ -33,7 +33,7 @@ def test_every_level_is_compiled_without_a_warning_and_stands_alone(tmp_path: Pa
     assert platform_tag.startswith("linux") or int(platform_tag.split("_")[2]) <= NEWEST_GLIBC, platform_tag
 
 
-@needs_compiler
+@needs_kernels
 def test_only_what_changed_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = sources(tmp_path / "native")
 
@@ -50,7 +50,7 @@ def test_only_what_changed_is_compiled(tmp_path: Path, monkeypatch: pytest.Monke
     assert [said(), said()] == [{"compiled"}, {"is"}]
 
 
-@needs_compiler
+@needs_kernels
 def test_without_a_compiler_a_current_library_stays_and_another_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +65,7 @@ def test_without_a_compiler_a_current_library_stays_and_another_goes(
     assert not [each for each in built if each.path is not None and each.path.exists()]
 
 
-@needs_compiler
+@needs_kernels
 def test_a_level_that_the_compiler_refuses_does_not_hinder_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

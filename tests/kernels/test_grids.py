@@ -8,12 +8,12 @@ import pytest
 from rekindle.compute.cpu.kernels.grids import pack_grid, rows_of
 from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
 from rekindle.layer_forms import GROUP, ZERO, Grid, GridFormat
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.kernels.test_int8 import kernels, product
 from tests.kernels.test_linear import from_bf16, random_bf16, to_bf16
 
 __all__ = ["kernels"]
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 FORMATS: tuple[GridFormat, ...] = ("grid4", "grid8")
 SHAPES = [(1, 32), (64, 64), (65, 96), (130, 224), (200, 160), (70, 896), (3, 2528)]
 LARGEST = np.float32(127 * 256)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.kernels.test_int8 import kernels, product, quantised, rotated
 from tests.kernels.test_linear import SHAPES, from_bf16, matrix, random_bf16, to_bf16
 
 __all__ = ["kernels"]
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 GROUP, HIGHEST, MULTIPLIERS = 32, 7, 16
 
 

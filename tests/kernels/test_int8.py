@@ -10,10 +10,10 @@ import pytest
 
 from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
 from rekindle.layer_forms import WeightFormat
-from tests.kernels.native import built, needs_compiler
+from tests.kernels.native import built, needs_kernels
 from tests.kernels.test_linear import SHAPES, from_bf16, matrix, random_bf16, to_bf16
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 MOST_ROTATED = 256
 
 

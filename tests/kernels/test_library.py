@@ -15,7 +15,7 @@ from rekindle.compute.cpu.kernels import build
 from rekindle.compute.cpu.kernels.levels import LEVELS, library_name
 from rekindle.compute.cpu.kernels.library import INTERFACE, KernelChoice, instructions, load
 from rekindle.errors import ConfigError
-from tests.kernels.native import needs_compiler, runnable, sources
+from tests.kernels.native import needs_kernels, runnable, sources
 
 # In a process of its own, as torch is imported in it, and first the library.
 ONE_POOL = """
@@ -51,7 +51,7 @@ def test_the_number_of_the_interface_is_that_of_the_header() -> None:
     assert found == [str(INTERFACE)]
 
 
-@needs_compiler
+@needs_kernels
 def test_each_level_that_the_processor_runs_is_loaded_and_called(libraries: Path) -> None:
     assert runnable()
     digests = set()
@@ -70,7 +70,7 @@ def test_each_level_that_the_processor_runs_is_loaded_and_called(libraries: Path
     assert load("torch", directory=libraries) == KernelChoice(None)
 
 
-@needs_compiler
+@needs_kernels
 def test_tiles_have_the_whole_shape_that_they_are_given(libraries: Path) -> None:
     for level in runnable():
         library = load(level, directory=libraries).library
@@ -81,7 +81,7 @@ def test_tiles_have_the_whole_shape_that_they_are_given(libraries: Path) -> None
         assert taken.raw == (wanted if "amx" in level else bytes(64))
 
 
-@needs_compiler
+@needs_kernels
 def test_one_pool_of_threads_with_torch(libraries: Path) -> None:
     command = [sys.executable, "-c", ONE_POOL, str(libraries), runnable()[-1]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -94,7 +94,7 @@ def test_one_pool_of_threads_with_torch(libraries: Path) -> None:
     assert not brought or Path(one).resolve() in brought
 
 
-@needs_compiler
+@needs_kernels
 def test_instructions_that_the_processor_lacks_are_named(libraries: Path, tmp_path: Path) -> None:
     older = cpuinfo(tmp_path, *LEVELS["avx2"], "avx512f", "avx512bw", "avx512dq", "avx512vl")
     found = load("auto", directory=libraries, cpuinfo=older)
@@ -107,7 +107,7 @@ def test_instructions_that_the_processor_lacks_are_named(libraries: Path, tmp_pa
     assert nothing.library is None and "avx2, fma, f16c" in nothing.why_not
 
 
-@needs_compiler
+@needs_kernels
 def test_a_library_that_is_not_there_leaves_the_next_and_its_reason(libraries: Path, tmp_path: Path) -> None:
     every = cpuinfo(tmp_path, *LEVELS["avx512"])
     (tmp_path / "librekindle-avx2.so").write_bytes((libraries / "librekindle-avx2.so").read_bytes())
@@ -120,7 +120,7 @@ def test_a_library_that_is_not_there_leaves_the_next_and_its_reason(libraries: P
         load("avx2", directory=tmp_path, cpuinfo=every)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("interface", [0, INTERFACE + 1])
 def test_another_interface_is_not_used(tmp_path: Path, interface: int) -> None:
     build.build(tmp_path, sources(tmp_path / "native", interface=interface))
@@ -141,7 +141,7 @@ def test_instructions_are_read_whole(tmp_path: Path) -> None:
     assert instructions(cpuinfo(tmp_path, "avx2")) == {"fpu", "sse2", "avx2"}
 
 
-@needs_compiler
+@needs_kernels
 def test_a_system_that_withholds_registers_leaves_the_next_level(tmp_path: Path) -> None:
     native = sources(tmp_path / "native")
     (native / "interface.cpp").write_text(

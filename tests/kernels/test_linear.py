@@ -15,9 +15,9 @@ import pytest
 from rekindle.compute.cpu.kernels import build
 from rekindle.compute.cpu.kernels.levels import LEVELS
 from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights, aligned_memory
-from tests.kernels.native import built, needs_compiler
+from tests.kernels.native import built, needs_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 SHAPES = [(96, 64), (64, 32), (1, 1), (65, 33), (200, 97), (130, 1000), (7, 4864)]  # columns, depth
 MOST_ROWS = 512
 FP32_ULP = 2.0**-24

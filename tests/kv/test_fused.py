@@ -20,7 +20,7 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.spec import Format, LayerSpec
-from tests.kernels.native import needs_compiler, runnable
+from tests.kernels.native import needs_kernels, runnable
 from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
 
 BF16 = torch.bfloat16
@@ -64,7 +64,7 @@ LAYERS = [
     Layer(BF16, "q8h", "bf16", k_dim=240, v_dim=48, kv_heads=1, heads=6, window=70, latent=True),
 ]
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module", params=runnable())

@@ -22,7 +22,7 @@ from rekindle.model import bnb_linears
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.trial import row_errors
 from rekindle_lab.bench.engine.gguf_model import write_gguf
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, random_ids
 from tests.quantised_models import WIDE, quantised_dir
 
@@ -64,7 +64,7 @@ def test_linear_layers_take_as_many_bits_and_are_near_their_own(
     assert loaded.promise == "bitwise"
 
 
-@needs_compiler
+@needs_kernels
 def test_what_is_left_is_computed_by_the_kernels(model_dir: Callable[..., Path]) -> None:
     loaded = load(model_dir("llama", "bf16", **WIDE), "bnb-4bit")
     assert isinstance(loaded.model.lm_head, PackedLinear) and loaded.model.lm_head.packed.format == "bf16"
@@ -72,7 +72,7 @@ def test_what_is_left_is_computed_by_the_kernels(model_dir: Callable[..., Path])
     assert "forward" in loaded.model.model.norm.__dict__  # fused
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(("weights", "packed", "worst"), [("bnb-4bit", "int4", 0.9), ("bnb-8bit", "int8", 0.4)])
 @pytest.mark.parametrize("kind", ["mixtral", "gpt-oss"])
 def test_experts_are_packed_by_the_kernels(
@@ -91,7 +91,7 @@ def test_experts_are_packed_by_the_kernels(
     assert loaded.promise == "bitwise"
 
 
-@needs_compiler
+@needs_kernels
 def test_a_later_start_maps_what_the_kernels_had_packed(model_dir: Callable[..., Path], tmp_path: Path) -> None:
     settings = ModelSettings(model=str(model_dir("mixtral", "bf16")), weights="bnb-4bit", map_weights="on", threads=1)
     first = load_model(settings, block_tokens=16, max_context=None, format_map_dir=tmp_path)

@@ -24,11 +24,11 @@ from rekindle.model.geometry import probe
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
-from tests.kernels.native import built, needs_compiler
+from tests.kernels.native import built, needs_kernels
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
 from tests.tiny_models import tiny_model
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 BF16 = torch.bfloat16
 FITTING = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 MIXTURES = ("mixtral", "qwen3-moe", "gpt-oss")

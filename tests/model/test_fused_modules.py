@@ -21,11 +21,11 @@ from rekindle.layer_forms import WeightFormat
 from rekindle.model.geometry import probe
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
-from tests.kernels.native import built, needs_compiler
+from tests.kernels.native import built, needs_kernels
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms, reference_logits
 from tests.tiny_models import tiny_model
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 BF16 = torch.bfloat16
 WEIGHTS: tuple[WeightFormat, ...] = ("bf16", "int8", "int4")
 # Kind -> what is fused of it.

@@ -23,7 +23,7 @@ from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.engine.gguf_file import Value, write_file
 from rekindle_lab.bench.engine.gguf_model import contents, write_gguf
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, random_ids
 from tests.tiny_models import tiny_model_dir
 
@@ -72,7 +72,7 @@ def test_halves_are_widened_as_those_of_other_checkpoints_are(original: Path, tm
         assert any("the checkpoint is fp16" in note for note in loaded.notes) == (kind == "f16")
 
 
-@needs_compiler
+@needs_kernels
 def test_blocks_keep_their_codes(original: Path, tmp_path: Path) -> None:
     write_gguf(original, tmp_path / "tiny.gguf", "q8_0")
     ours = loaded_from(tmp_path / "tiny.gguf")

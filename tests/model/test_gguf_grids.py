@@ -23,9 +23,9 @@ from rekindle.model.gguf_grids import UNPACKED, FileGrid, file_grid
 from rekindle.model.gguf_header import TYPES, TensorEntry
 from rekindle.model.gguf_weights import widened
 from rekindle.model.kept_tensors import placeholder
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 ROWS, DEPTH, BEFORE = 200, 96, 7
 
 

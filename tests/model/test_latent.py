@@ -21,7 +21,7 @@ from rekindle.model.latent import LatentMap, absorb_latents
 from rekindle.model.loaded import LoadedModel
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle_lab.bench.eval.kv import layouts_of
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, Loader, in_memory, random_ids, reference_logits
 from tests.quantised_models import quantised_dir
 from tests.tiny_models import LATENT_KINDS, tiny_model, tiny_model_dir
@@ -180,7 +180,7 @@ def test_quantised_checkpoints_are_served(form: str, tmp_path: Path) -> None:
     assert (ours - theirs).norm() < 0.1 * theirs.norm()
 
 
-@needs_compiler
+@needs_kernels
 def test_int8_says_what_the_maps_take(tmp_path: Path) -> None:
     directory = tiny_model_dir("deepseek-v3", "bf16", tmp_path)
     note = "weights: the maps of latent attention stay as they are, in 36,864 bytes"

@@ -21,7 +21,7 @@ from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights
 from rekindle.model.refusals import quantiser, refuse_by_config
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
 from tests.quantised_models import change_config, quantised_dir
 from tests.tiny_models import SEEING_KINDS, tiny_config, tiny_model_dir
@@ -55,7 +55,7 @@ def said_to_be_widened(loaded: LoadedModel) -> bool:
     return any(note.startswith("weights: ") and " is widened here, on cpu" in note for note in loaded.notes)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(
     ("form", "share", "least"),
     [("fp8", 1.1, 1.5), ("compressed-tensors", 1.9, 1.5), ("compressed-tensors-8", 1.1, 1.5), ("mxfp4", 1.7, 1.3)],
@@ -75,7 +75,7 @@ def test_what_is_widened_is_packed_in_8_bits(tmp_path: Path, form: str, share: f
     assert loaded.spec.fingerprint != plain.spec.fingerprint
 
 
-@needs_compiler
+@needs_kernels
 def test_experts_in_fp8_are_packed_too(tmp_path: Path) -> None:
     loaded = loaded_from(quantised_dir("fp8", tmp_path, "qwen3-moe", moe_intermediate_size=64))
     assert {each.format for each in experts.packed_weights(loaded.model)} == {"int8"} and loaded.promise == "bitwise"
@@ -83,7 +83,7 @@ def test_experts_in_fp8_are_packed_too(tmp_path: Path) -> None:
     assert loaded_bytes(loaded.model) < 1.05 * loaded.spec.facts.file_bytes
 
 
-@needs_compiler
+@needs_kernels
 def test_weights_that_are_asked_for_are_what_it_is_packed_in(tmp_path: Path) -> None:
     directory = quantised_dir("mxfp4", tmp_path)
     loaded = loaded_from(directory, weights="int4")

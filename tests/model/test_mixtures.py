@@ -22,11 +22,11 @@ from rekindle.layer_forms import WeightFormat
 from rekindle.model.layer_parts import mixture_parts
 from rekindle.model.padded_experts import EXPERTS_NAME, FUSED_NAME, each_padded, padded_experts
 from rekindle.model.selftest import self_test
-from tests.kernels.native import built, needs_compiler
+from tests.kernels.native import built, needs_kernels
 from tests.model.helpers import in_memory
 from tests.tiny_models import tiny_model
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 BF16 = torch.bfloat16
 SIZE, INNER, EXPERTS = 136, 104, 7  # neither whole panels nor whole blocks
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, padded_experts)

@@ -32,11 +32,11 @@ from rekindle.model.loaded import BY_TORCH
 from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
-from tests.kernels.native import built, needs_compiler, runnable
+from tests.kernels.native import built, needs_kernels, runnable
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
 from tests.tiny_models import tiny_model
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 BF16 = torch.bfloat16
 MIXTURES = ("mixtral", "qwen3-moe", "gpt-oss")
 KINDS = (

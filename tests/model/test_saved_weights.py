@@ -26,10 +26,10 @@ from rekindle.compute.cpu.weights_file import Contents, DamagedFile
 from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings
 from rekindle.model.loaded import LoadedModel
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, random_ids
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 KINDS = ("llama", "qwen2", "gemma3", "gemma", "gpt2", "phi3", "mixtral", "qwen3-moe", "gpt-oss")
 
 

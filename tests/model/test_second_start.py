@@ -15,12 +15,12 @@ from rekindle.model.kept_tensors import is_placeholder
 from rekindle.model.loaded import LoadedModel
 from rekindle_lab.bench.engine.gguf_file import GgufType, write_file
 from rekindle_lab.bench.engine.gguf_model import write_gguf
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.test_gguf_weights import stored
 from tests.model.test_saved_weights import files, first_start, is_mapped, load, logits_of, notes_of
 from tests.tiny_models import tiny_model, tiny_model_dir
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 STARTS = """
 import sys
 from pathlib import Path

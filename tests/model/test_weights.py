@@ -40,7 +40,7 @@ from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors
 from rekindle.pocket.conversations import conversation
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
 from tests.tiny_models import tiny_model, write_tokenizer
 
@@ -69,7 +69,7 @@ def linears_of(model: Any, kernels: KernelChoice) -> Linears:
     return Linears(model, called, kernels)
 
 
-@needs_compiler
+@needs_kernels
 def test_the_bundled_model_in_int8_is_near_its_own_precision() -> None:
     own, rounded = load(None, "native"), load(None, "int8")
     assert {each.format for each in packed_weights(own.model)} == {"bf16"} and notes_of(own) == []
@@ -82,7 +82,7 @@ def test_the_bundled_model_in_int8_is_near_its_own_precision() -> None:
     assert 0 < float((p.exp() * (p - q)).sum(-1).mean()) < 0.005
 
 
-@needs_compiler
+@needs_kernels
 def test_the_bundled_model_in_int4_says_mostly_the_same() -> None:
     own, rounded = load(None, "native"), load(None, "int4")
     assert rounded.model.lm_head.packed.format == "int8"
@@ -100,13 +100,13 @@ def test_the_bundled_model_in_int4_says_mostly_the_same() -> None:
     assert 0 < found.kl < 0.006 and found.agreement > 0.96
 
 
-@needs_compiler
+@needs_kernels
 def test_kv_of_rounded_weights_is_never_mixed_with_that_of_others(model_dir: Callable[..., Path]) -> None:
     directory = model_dir("llama", "bf16")
     assert len({load(directory, weights).spec.fingerprint for weights in get_args(Weights)}) == 5
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(("weights", "error"), [("int8", 0.2), ("int4", 0.7)])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3", "gpt2", "phi3"])
 def test_every_path_gives_the_same_bits(kind: str, weights: Weights, error: float, kernels: KernelChoice) -> None:
@@ -118,7 +118,7 @@ def test_every_path_gives_the_same_bits(kind: str, weights: Weights, error: floa
     assert float(row_errors(reference_logits(model, random_ids(50)), native).mean()) < error
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_tied_embedding_keeps_its_values(weights: Weights, kernels: KernelChoice) -> None:
     expected = tiny_model("llama", BF16, tie_word_embeddings=True).get_input_embeddings().weight
@@ -129,7 +129,7 @@ def test_a_tied_embedding_keeps_its_values(weights: Weights, kernels: KernelChoi
     assert isinstance(model.lm_head, PackedLinear) and model.lm_head.packed.format == "int8"
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(("weights", "error"), [("int8", 0.05), ("int4", 0.3)])
 def test_experts_are_rounded_too(weights: Weights, error: float, kernels: KernelChoice) -> None:
     model = tiny_model("mixtral", BF16)
@@ -149,7 +149,7 @@ def test_experts_are_rounded_too(weights: Weights, error: float, kernels: Kernel
     assert torch.equal(alone[0], after[3])
 
 
-@needs_compiler
+@needs_kernels
 def test_a_layer_that_int4_does_not_suit_is_in_int8(kernels: KernelChoice) -> None:
     assert kernels.library is not None
     uneven = nn.Linear(63, 64, dtype=BF16)  # of an odd depth, so not rotated
@@ -163,7 +163,7 @@ def test_a_layer_that_int4_does_not_suit_is_in_int8(kernels: KernelChoice) -> No
     assert [each.format for each in packed_weights(model)] == ["int8", "int4"]
 
 
-@needs_compiler
+@needs_kernels
 def test_a_layer_that_int8_does_not_suit_stays_in_bf16(kernels: KernelChoice) -> None:
     assert kernels.library is not None
     tiny = nn.Linear(64, 64, bias=False, dtype=BF16)
@@ -192,7 +192,7 @@ def test_int8_is_taken_within_both_bounds_only(kl: float, agreement: float, weig
     assert ("passed the self-check" in chosen.reason) == (weights == "int8")
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_the_self_check_leaves_the_model_as_it_was(
     kind: str, kernels: KernelChoice, model_dir: Callable[..., Path]
@@ -206,7 +206,7 @@ def test_the_self_check_leaves_the_model_as_it_was(
     assert torch.equal(reference_logits(model, ids), logits)
 
 
-@needs_compiler
+@needs_kernels
 def test_the_decision_is_saved_and_followed(model_dir: Callable[..., Path], tmp_path: Path) -> None:
     directory = model_dir("llama", "bf16")
     first = load(directory, "auto", tmp_path)
@@ -220,7 +220,7 @@ def test_the_decision_is_saved_and_followed(model_dir: Callable[..., Path], tmp_
     assert "an earlier start" in "".join(notes_of(again))
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(
     "content", ["{", "[]", "null", '{"version": 1}', '{"version": 0, "weights": "int8", "reason": ""}']
 )
@@ -248,7 +248,7 @@ def test_auto_does_without_kernels() -> None:
     assert notes_of(loaded) == [] and list(packed_weights(loaded.model)) == []
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_rounded_weights_of_a_model_without_bf16_layers_are_refused(
     weights: Weights, model_dir: Callable[..., Path]
@@ -266,14 +266,14 @@ def test_the_text_of_the_self_check_fills_its_ids_unless_a_model_has_its_own(tmp
     assert 4 <= len(check_ids(tmp_path, 4096)) < 30
 
 
-@needs_compiler
+@needs_kernels
 def test_auto_leaves_a_model_without_bf16_layers_as_it_is(model_dir: Callable[..., Path], tmp_path: Path) -> None:
     loaded = load(model_dir("llama"), "auto", tmp_path)
     assert notes_of(loaded) == ["weights: native (no linear layer is in bf16)"]
     assert list(tmp_path.glob("weights-*.json")) == []
 
 
-@needs_compiler
+@needs_kernels
 def test_a_layer_that_is_too_deep_for_int8_stays_in_bf16(kernels: KernelChoice) -> None:
     assert kernels.library is not None
     model = nn.Sequential(nn.Linear(MOST_INT8_DEPTH + 1, 2, dtype=BF16), nn.Linear(2, 64, dtype=BF16))

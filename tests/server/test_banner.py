@@ -12,7 +12,7 @@ from rekindle import pocket
 from rekindle.config import Settings, parse_size
 from rekindle.server.serve import banner
 from rekindle_pocket import MODEL_DIR
-from tests.kernels.native import needs_compiler
+from tests.kernels.native import needs_kernels
 from tests.server.conftest import Served
 from tests.server.scripted import serving
 
@@ -36,7 +36,7 @@ def test_model_and_weights_are_a_line_each(served: Served) -> None:
     assert facts.file_bytes == (MODEL_DIR / "model.safetensors").stat().st_size
 
 
-@needs_compiler
+@needs_kernels
 def test_a_format_is_named_by_its_bits_and_large_sizes_are_readable() -> None:
     with serving(weights="int8", store="off", threads=1, hot_bytes="16MiB") as packed:
         lines = shown(packed)
