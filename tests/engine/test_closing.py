@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.engine import agent_admin
+from rekindle.engine.agent_admin import AgentAdmin
 from rekindle.engine.api import Engine
 from rekindle.engine.factory import assemble
 from rekindle.engine.generation import Generation
@@ -62,7 +62,7 @@ def test_orders_to_a_closed_engine_are_refused(start: Start) -> None:
     parts = engine.components
     engine.close()
     with pytest.raises(RekindleError, match="closed"):
-        agent_admin.pin(parts, "default", "ada", None)
+        AgentAdmin(parts, "default", "ada").pin(None)
 
 
 @pytest.mark.parametrize("has_room", [True, False])

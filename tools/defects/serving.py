@@ -393,8 +393,8 @@ SERVING = (
     one(
         "blocks that cannot be saved are offloaded",
         "engine/agent_admin.py",
-        "if parts.store is not None and (unsaved or not is_flushed):",
-        "if parts.store is not None and not is_flushed:",
+        "if self._parts.store is not None and (unsaved or not is_flushed):",
+        "if self._parts.store is not None and not is_flushed:",
         "tests/engine/test_refusing_disk.py::test_offloading_what_cannot_be_saved_drops_nothing",
     ),
     one(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from rekindle.agent_ids import check_new_agent_id
 from rekindle.cache.blocks.hashing import Ids
-from rekindle.engine import agent_admin
+from rekindle.engine.agent_admin import AgentAdmin
 from rekindle.engine.calls import (
     ChatKeywords,
     GenerateKeywords,
@@ -53,6 +53,10 @@ class Agent:
     _submit: Callable[[GenerationRequest], Generation] = field(repr=False)
     _parts: Callable[[], Components] = field(repr=False, compare=False)
 
+    @property
+    def _admin(self) -> AgentAdmin:
+        return AgentAdmin(self._parts(), self.namespace, self.id)
+
     def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
         """Chat; iterate the result with `for` or `async for`. Options and errors as in `Engine.stream`."""
         parts = self._parts()
@@ -88,7 +92,7 @@ class Agent:
 
         `computed_tokens` of the report is what would have to be computed.
         """
-        ids = agent_admin.latest_ids(self._parts(), self.namespace, self.id)
+        ids = self._admin.latest_ids()
         request = GenerationRequest(token_ids=ids, agent=self.id, namespace=self.namespace, task="load")
         return self._submit(request).result().report
 
@@ -97,7 +101,7 @@ class Agent:
 
         BadRequest if `target` has a memory; after a StoreError it has none.
         """
-        agent_admin.fork(self._parts(), self.namespace, self.id, check_new_agent_id(target, where="target"))
+        self._admin.fork(check_new_agent_id(target, where="target"))
         return Agent(target, self.namespace, self._submit, self._parts)
 
     def rewind(self, turns: int = 1) -> int:
@@ -105,11 +109,11 @@ class Agent:
 
         BadRequest if there are fewer turns.
         """
-        return agent_admin.rewind(self._parts(), self.namespace, self.id, turns)
+        return self._admin.rewind(turns)
 
     def info(self) -> AgentInfo:
         """Return what it remembers and on which tier, branch by branch; sizes in tokens."""
-        return agent_admin.info(self._parts(), self.namespace, self.id)
+        return self._admin.info()
 
     def why(self) -> list[Report]:
         """Return the reports of its last requests since the engine started, 8 at most, the newest first.
@@ -127,14 +131,14 @@ class Agent:
 
         StoreError if not all of it can be saved: then nothing is evicted.
         """
-        return agent_admin.offload(self._parts(), self.namespace, self.id)
+        return self._admin.offload()
 
     def delete(self) -> None:
         """Forget it on every tier and, with an object tier, on every replica; blocks shared with others stay."""
         parts = self._parts()
         was_elsewhere = _forgotten_elsewhere(parts, self.namespace, self.id)
         try:
-            agent_admin.delete(parts, self.namespace, self.id)
+            self._admin.delete()
         except NotFound:
             if was_elsewhere is None:
                 raise
@@ -151,7 +155,7 @@ class Agent:
         parts.reports.forget(self.namespace, self.id)  # even if the disk refuses: they quote its prompts
         was_elsewhere = _forgotten_elsewhere(parts, self.namespace, self.id)
         try:
-            report = agent_admin.purge(parts, self.namespace, self.id)
+            report = self._admin.purge()
         except NotFound:
             if was_elsewhere is None:
                 raise
@@ -168,11 +172,11 @@ class Agent:
 
         Pinning again replaces the time. Durable when this returns; after a StoreError it is pinned as before.
         """
-        agent_admin.pin(self._parts(), self.namespace, self.id, ttl_s)
+        self._admin.pin(ttl_s)
 
     def unpin(self) -> None:
         """Let it expire again."""
-        agent_admin.unpin(self._parts(), self.namespace, self.id)
+        self._admin.unpin()
 
 
 def _forgotten_elsewhere(parts: Components, namespace: str, agent: str) -> Forgotten | None:

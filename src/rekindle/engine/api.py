@@ -20,8 +20,8 @@ from typing import Self, Unpack
 from rekindle.agent_ids import check_agent_id, check_new_agent_id
 from rekindle.cache.blocks.hashing import Ids
 from rekindle.config import Settings, SettingsKeywords, SettingsWithoutModel
-from rekindle.engine import agent_admin
 from rekindle.engine.agent import Agent
+from rekindle.engine.agent_admin import infos
 from rekindle.engine.calls import (
     ChatKeywords,
     GenerateKeywords,
@@ -286,9 +286,7 @@ class Engine:
     def agents(self, namespace: str | None = None) -> list[AgentInfo]:
         """Return every named agent of a namespace (None: of all), most recently used first."""
         book = self.components.memory.book
-        return agent_admin.infos(
-            self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)]
-        )
+        return infos(self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
 
     def adopt(
         self,

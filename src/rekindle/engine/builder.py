@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rekindle import allocator
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.config import Settings, StoreSettings
-from rekindle.engine.agent_admin import purge_forgotten
+from rekindle.engine.agent_admin import AgentAdmin
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.capacity import TYPICAL_TOKENS
 from rekindle.engine.components import Backend, Components
@@ -233,7 +233,7 @@ class Builder:
         from rekindle.engine.intake.tier_imports import TierImports
 
         def forget(namespace: str, agent: str, purged_at: float) -> bool:
-            return purge_forgotten(self.components, namespace, agent, purged_at)
+            return AgentAdmin(self.components, namespace, agent).purge_forgotten(purged_at)
 
         tier.connect(lambda: self.intake.call(self.memory.book.everybody).result(), forget)
         return TierImports(tier.imports, adoption, store, self._spec.layout, self.costs.prefill, forget)
