@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = (
     "src",
     "packages",
+    "benchmarks",
     "pocket",
     "tests",
     "tools",
