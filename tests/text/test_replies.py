@@ -29,9 +29,9 @@ from rekindle.text.replies import (
     new_call_id,
 )
 from rekindle.text.replies.envelope import EnvelopeForm
-from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm
+from rekindle.text.stream import structured
 from tests.text.families import FAMILIES, SILENT, encoder_for, read_reply
 
 G = "\ufdd0"

@@ -24,10 +24,10 @@ from rekindle.text.replies.channels import ChannelForm
 from rekindle.text.replies.envelope import EnvelopeForm
 from rekindle.text.replies.keyed import KeyedForm
 from rekindle.text.replies.named import NamedForm, NameKeyForm
-from rekindle.text.replies.probes import structured
 from rekindle.text.replies.pythonic import PythonicForm
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.tagged import TaggedForm, Tags
+from rekindle.text.stream import structured
 from rekindle_pocket import MODEL_DIR
 from tests.text.factories import CHAT, KINDS, STRIPS_THINKING, encoder_of
 from tests.text.families import FAMILIES, SILENT, encoder_for, encoder_with, read_reply

@@ -17,7 +17,7 @@ from rekindle.matching.explain import Explanation
 from rekindle.matching.matcher import Relation
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import ReplyMatcher
-from rekindle.text.constraints.types import Constraint
+from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.omissions import NOTHING_OMITTED, Omitted
 from rekindle.text.replies import AnswerStream
 from rekindle.text.stream import TextStream
@@ -98,7 +98,8 @@ class Reply:
     sampler: SamplerState
     stream: TextStream | AnswerStream
     matcher: ReplyMatcher | None = None  # of a reply that is constrained here
-    constraint: Constraint | None = None  # what another server that computes is to enforce
+    constraint: Constraint | None = None  # as requested, for another server that computes; the calls, too
+    calls: Calls | None = None
     texts: list[str] = field(default_factory=list)  # as emitted
 
 

@@ -96,7 +96,7 @@ def explain(
 
     With the prompt's `num_tokens`, the explanation includes the cost of the difference.
     """
-    if match.relation in ("exact", "extend"):
+    if match.continues:
         return None
     difference = match.difference
     if difference is None:

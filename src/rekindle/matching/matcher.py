@@ -74,6 +74,11 @@ class TextMatch:
     difference: Difference | None
     seconds: float
 
+    @property
+    def continues(self) -> bool:
+        """Whether the prompt continues as stored: nothing but new text is computed."""
+        return self.relation in ("exact", "extend")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:

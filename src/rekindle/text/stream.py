@@ -9,7 +9,9 @@ After a stop string (`stop_text`) nothing follows; it is not part of the text.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+
+import numpy as np
 
 from rekindle.text.messages import GUARD
 from rekindle.text.prompt import PromptEncoder
@@ -67,7 +69,7 @@ class TextStream:
         stop: Sequence[str] = (),
         *,
         after: int | None = None,
-        visible: frozenset[int] = frozenset(),
+        visible: Set[int] = frozenset(),
     ) -> None:
         self._vocabulary = encoder.vocabulary
         self._prefix = encoder.prefix
@@ -132,6 +134,12 @@ class TextStream:
     def _release(self, text: str) -> str:
         # A reply is sent back as history, where the guard is refused.
         return self._search.push(text.replace(GUARD, "\ufffd"))
+
+
+def structured(encoder: PromptEncoder, ids: Sequence[int] | np.ndarray) -> str:
+    """The structured text of ids (see text/replies), with every token flagged special visible."""
+    stream = TextStream(encoder, visible=encoder.vocabulary.special_ids)
+    return "".join([*(stream.push(int(token_id)) for token_id in ids), stream.finish()])
 
 
 def overlap(text: str, stop: str) -> int:

@@ -9,7 +9,7 @@ table's lengths and are not stored. Ids that no token has are codes as well: the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,6 +274,11 @@ class Vocabulary:
         table._as_text = [b"-" * CODE_BYTES] * (self.size + 1)
         table._lengths = np.full(self.size + 1, CODE_BYTES, dtype=np.int32)
         return table
+
+    @property
+    def special_ids(self) -> Set[int]:
+        """The ids of tokens flagged special."""
+        return self._special.keys()
 
     def is_control_token(self, token_id: int) -> bool:
         """Whether the id is a control token; ids out of range are not."""

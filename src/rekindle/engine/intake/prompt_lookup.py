@@ -164,6 +164,8 @@ class PromptLookup:
     def _explain(self, found: _Found, rendering: Rendering, num_tokens: int) -> Explanation | None:
         if found.elsewhere is not None:
             return explain_elsewhere(found.elsewhere)
+        if found.match.continues:
+            return None
         return explain(found.match, rendering.prompt, rendering.as_sent, encoder=self._encoder, num_tokens=num_tokens)
 
 
@@ -184,4 +186,4 @@ def _continues(match: TextMatch) -> bool:
     """Whether an unnamed prompt continues an unnamed conversation."""
     branch = match.branch
     is_open = branch is not None and branch.agent is not None and kind_of(branch.agent).continues_unnamed
-    return is_open and match.relation in ("exact", "extend")
+    return is_open and match.continues

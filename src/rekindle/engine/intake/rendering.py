@@ -93,14 +93,10 @@ class Renderer:
         settled = replace(settled, omitted=with_unread_calls(omitted, prompt.num_unread))
         reported = normal.removed[:MOST_REPORTED]
         marks = [normal.place(Place(each.message_index, each.num_chars)) for each in request.breakpoints]
-        at = positions(
-            self._encoder,
-            prompt,
-            normal.messages,
-            normal.tools,
-            [*marks, *(each.place for each in reported)],
-            **request.template_kwargs,
-        )
+        places, at = [*marks, *(each.place for each in reported)], list[int]()
+        if places:
+            kwargs = request.template_kwargs
+            at = positions(self._encoder, prompt, normal.messages, normal.tools, places, **kwargs)
         removed = tuple(zip(reported, at[len(marks) :], strict=True))
         return self._continued(Rendering(settled, prompt, "", removed, tuple(at[: len(marks)]), normal))
 

@@ -221,8 +221,7 @@ class RequestBuilder:
         stream = self._stream(ready)
         matcher = None if matcher is None else matcher.copy()
         sampler = replace(sampler, seed=sampler.seed + index)
-        constraint = self._constraints.passed_on(request.constraint, request.calls)
-        return Reply(generation, sampler, stream, matcher, constraint)
+        return Reply(generation, sampler, stream, matcher, request.constraint, request.calls)
 
     def _stream(self, ready: _Ready) -> TextStream | AnswerStream:
         """Return the text of a reply. A constrained one ends by itself, others at stop strings in their answer."""

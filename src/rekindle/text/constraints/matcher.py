@@ -116,9 +116,6 @@ class Constraints(Protocol):
     ) -> ReplyMatcher | None:
         """Return what masks a reply, None if nothing does; BadRequest for what cannot be enforced."""
 
-    def passed_on(self, constraint: Constraint | None, calls: Calls | None) -> Constraint | None:
-        """Return what another server that computes is to enforce; None if nothing is, or there is none."""
-
     def close(self) -> None:
         """End the processes that try grammars; calling twice is safe."""
 
@@ -144,9 +141,6 @@ class ReplyConstraints:
     def enforces(self, calls: Calls | None) -> bool:
         """Whether anything of these calls can be enforced in this model's format."""
         return self._grammar.can_write(calls)
-
-    def passed_on(self, constraint: Constraint | None, calls: Calls | None) -> None:
-        """Return None: nobody else has to enforce anything."""
 
     def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
         """Whether `matcher` takes no time: its grammar is small, and compiled."""

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rekindle.errors import BadRequest
 from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.prompt import PromptEncoder
@@ -26,7 +24,7 @@ from rekindle.text.replies.pythonic import PythonicForm, recognise_pythonic
 from rekindle.text.replies.reader import CallMarks
 from rekindle.text.replies.sample import ARGUMENTS, MARK, QUESTION, REASONING, REPLY, SHORT_ID, TOOL, VALUES, CallSample
 from rekindle.text.replies.tagged import recognise_tagged
-from rekindle.text.stream import TextStream
+from rekindle.text.stream import structured
 from rekindle.text.tools_text import ToolsInText
 from rekindle.text.vocabulary import AddedToken
 
@@ -74,13 +72,6 @@ _RECOGNISERS = (
 # the history of the model but not in the description of tools.
 _MARKS = (("<tool_call>", "</tool_call>"), ("<function_call>", "</function_call>"), ("<call>", "</call>"))
 _WORD = "quicksilver"
-
-
-def structured(encoder: PromptEncoder, ids: Sequence[int] | np.ndarray) -> str:
-    """The structured text of ids, with every token flagged special visible."""
-    visible = frozenset(token.id for token in encoder.controls.tokens if token.special)
-    stream = TextStream(encoder, visible=visible)
-    return "".join([*(stream.push(int(token_id)) for token_id in ids), stream.finish()])
 
 
 def find_reply_format(encoder: PromptEncoder) -> ReplyFormat:

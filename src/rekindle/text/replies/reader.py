@@ -159,7 +159,7 @@ class CallReader:
         self._in_list = False
         self._events: list[Event] = []
         self._scan: CallScan | None = None
-        self._state: Callable[[], bool] = self._blanks
+        self._state: Callable[[], bool] = self._blanks if marks else self._text
 
     def push(self, text: str) -> list[Event]:
         """Read more of the reply; return the events that are now certain, often none."""

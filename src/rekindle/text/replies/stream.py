@@ -20,9 +20,8 @@ from rekindle.text.messages import GUARD
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies.events import ArgumentsDelta, Blanks, CallEnd, CallStart, Event, ReasoningDelta, TextDelta
 from rekindle.text.replies.format import ReplyFormat
-from rekindle.text.replies.probes import structured
 from rekindle.text.replies.reader import without
-from rekindle.text.stream import StopSearch, TextStream, overlap
+from rekindle.text.stream import StopSearch, TextStream, overlap, structured
 from rekindle.text.vocabulary import MARK
 
 _TAIL_BYTES = 512  # of a prompt's end: longer than any cue

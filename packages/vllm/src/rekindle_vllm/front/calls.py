@@ -9,10 +9,11 @@ from typing import Any
 
 from rekindle.agent_ids import AgentKind, kind_of
 from rekindle.config import BackendKind
-from rekindle.engine.request import Request
+from rekindle.engine.request import Reply, Request
 from rekindle.errors import BadRequest
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import PARAMETERS, SamplingParams
+from rekindle.text.constraints.grammar import arguments_of
 from rekindle.text.constraints.types import Constraint
 from rekindle_vllm.front.wire import ScoredToken, completion_body
 
@@ -64,8 +65,8 @@ class BackendCalls:
             options["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
         if params.logprobs is not None:
             options |= {"logprobs": params.logprobs, "return_tokens_as_token_ids": True}
-        if request.reply.constraint is not None:
-            options |= self._constraint(request.reply.constraint)
+        if (constraint := _enforced(request.reply)) is not None:
+            options |= self._constraint(constraint)
         return options
 
     def _constraint(self, constraint: Constraint) -> dict[str, Any]:
@@ -89,6 +90,14 @@ class BackendCalls:
     def _named(self, kind: str, *names: str) -> str:
         text = "\0".join((kind, *names)).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, digest_size=32, key=self.secret, person=b"rekindle-front").hexdigest()
+
+
+def _enforced(reply: Reply) -> Constraint | None:
+    """Return what the backend is to enforce: a constraint, or the arguments of a forced call."""
+    calls = reply.calls
+    if calls is None or not calls.is_forced:
+        return reply.constraint
+    return arguments_of(next(tool for tool in calls.tools if tool.name == calls.name))
 
 
 def logprob_of(token: int, score: ScoredToken, num_top: int, bytes_of: Callable[[int], bytes]) -> TokenLogprob:

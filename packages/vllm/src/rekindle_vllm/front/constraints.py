@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from rekindle.config import BackendKind
 from rekindle.errors import BadRequest
-from rekindle.text.constraints.grammar import arguments_of
 from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.replies import ReplyFormat
 
@@ -31,12 +30,6 @@ class BackendConstraints:
     def is_ready(self, constraint: Constraint | None, *, opening: str, calls: Calls | None = None) -> bool:
         """Whether `matcher` takes no time: always, as nothing is compiled here."""
         return True
-
-    def passed_on(self, constraint: Constraint | None, calls: Calls | None) -> Constraint | None:
-        """Return what the backend is to enforce: a constraint, or the arguments of a forced call."""
-        if calls is None or not calls.is_forced:
-            return constraint
-        return arguments_of(next(tool for tool in calls.tools if tool.name == calls.name))
 
     def close(self) -> None:
         """Nothing to end: there is no process."""
