@@ -11,7 +11,7 @@ import pytest
 
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.generation import Generation
-from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
+from rekindle.engine.intake.intake import AdmissionQueueLimit
 from rekindle.engine.request import State
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import Overloaded, Timeout

@@ -55,24 +55,24 @@ CLIENTS = (
     ),
     one(
         "arguments of another value taken for the same",
-        "matching/generated_arguments.py",
+        "engine/intake/rewrites.py",
         "if is_same(value, other)]",
         "]",
         f"{HABITS}::test_other_arguments_are_other_arguments",
     ),
     one(
         "true taken for 1",
-        "matching/generated_arguments.py",
+        "engine/intake/rewrites.py",
         "return one is other",
         "return bool(one == other)",
-        "tests/matching/test_generated_arguments.py",
+        "tests/engine/test_generated_arguments.py",
     ),
     one(
         "every call of one value as the first",
-        "matching/generated_arguments.py",
+        "engine/intake/rewrites.py",
         "at = min(self._seen[turn], len(texts) - 1)",
         "at = 0",
-        "tests/matching/test_generated_arguments.py",
+        "tests/engine/test_generated_arguments.py",
     ),
     one(
         "tools put back into any prompt without them",
@@ -265,7 +265,7 @@ CLIENTS = (
     ),
     one(
         "an offer that was not proved on the template",
-        "engine/intake/tail_offers.py",
+        "engine/intake/prompt_lookup.py",
         "self._gain(changed, settled, now) >= LEAST_GAIN",
         "True",
         f"{OFFERS}::test_nothing_is_offered_where_nothing_would_be_won",

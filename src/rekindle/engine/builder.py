@@ -28,12 +28,10 @@ from rekindle.engine.core.interface import Core
 from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
-from rekindle.engine.intake.intake import Intake
-from rekindle.engine.intake.prompt_lookup import PromptLookup
-from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
+from rekindle.engine.intake.intake import AdmissionQueueLimit, Intake
+from rekindle.engine.intake.prompt_lookup import PromptLookup, TailOffers
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
-from rekindle.engine.intake.tail_offers import TailOffers
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch

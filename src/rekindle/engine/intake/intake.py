@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.fairness import MOST_THREADS, FairWorkers
 from rekindle.engine.intake.long_prompts import LongPrompts
-from rekindle.engine.intake.queue_limit import AdmissionQueueLimit
 from rekindle.engine.intake.request_builder import RequestBuilder
 from rekindle.engine.memory.memory import AgentMemory, OnMemory
 from rekindle.engine.memory.retention import EVERY_S, Retention
@@ -60,6 +60,50 @@ Inbox = queue.SimpleQueue[Work | None]
 # request right after a turn, as agents that talk to each other send, would wait for a step of idle work (60-100 ms).
 LOOK_AGAIN_S = 0.02
 MOST_IMPORTS = 16  # requests that wait for the object tier at the same moment
+
+
+class AdmissionQueueLimit:
+    """Counts of waiting requests by namespace, and when to refuse more. Safe from any thread.
+
+    In total `limit` may wait. If one namespace fills the queue, another is still admitted as long as it has less than
+    its share, the limit divided by the namespaces that wait, itself included: the requests of k namespaces together
+    stay below limit * (1 + 1/2 + … + 1/k).
+
+    Requests with `waits_aside`, such as prefills for session listeners, are not counted: they delay no one. A request
+    enters when it is submitted and leaves once: when it begins, or ends before that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting = Counter[str]()
+        self._lock = threading.Lock()
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiting requests of all namespaces."""
+        with self._lock:
+            return self._waiting.total()
+
+    def enter(self, namespace: str, count: int) -> bool:
+        """Admit `count` requests of a namespace, all or none; False when there is no room for them.
+
+        An empty queue admits any number.
+        """
+        with self._lock:
+            total, mine = self._waiting.total(), self._waiting[namespace] + count
+            share = max(1, self._limit // len(self._waiting.keys() | {namespace}))
+            if total and total + count > self._limit and mine > share:
+                return False
+            self._waiting[namespace] = mine
+            return True
+
+    def leave(self, namespace: str) -> None:
+        """Count one admitted request of a namespace out."""
+        with self._lock:
+            assert self._waiting[namespace] > 0, "more requests left than entered"
+            self._waiting[namespace] -= 1
+            if not self._waiting[namespace]:
+                del self._waiting[namespace]
 
 
 class Intake:

@@ -11,7 +11,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from rekindle.engine.types import GenerationRequest
-from rekindle.matching.earlier_tails import moved
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Normal, Removed, normalise
 from rekindle.text.omissions import with_unread_calls, with_unread_variables
@@ -151,14 +150,3 @@ class Renderer:
             probes=probes,
             call_ids=ids if len(ids) == len(last.tool_calls) else (),
         )
-
-
-def with_messages(request: GenerationRequest, changed: tuple[Message, ...]) -> GenerationRequest:
-    """Return a request with the texts of its messages changed, one for one, and its breakpoints where they are now."""
-    messages, found = request.messages or (), []
-    for each in request.breakpoints:
-        index, num_chars = each.message_index, each.num_chars
-        if index is not None and num_chars is not None:
-            num_chars = moved(num_chars, messages[index].content, changed[index].content)
-        found.append(replace(each, num_chars=num_chars))
-    return replace(request, messages=changed, breakpoints=tuple(found))

@@ -16,25 +16,32 @@ be another conversation's. In this order, each over what the one before it gave:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 from rekindle.engine.intake.prompt_lookup import PromptLookup
-from rekindle.engine.intake.rendering import Renderer, Rendering, with_messages
+from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.memory.preambles import Preamble, names_of
 from rekindle.engine.types import GenerationRequest
-from rekindle.matching.earlier_tails import with_earlier_tails
-from rekindle.matching.generated_arguments import with_generated_arguments
+from rekindle.text.arguments import ValueScan, read_object
+from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.normalise import Removed
 from rekindle.text.places import Place
 from rekindle.text.prompt import PromptEncoder
+from rekindle.text.tails import volatile_spans
+from rekindle.text.vocabulary import MARK
 
 COMPACTION, TAIL = "compaction", "tail"  # kinds of normalisation
-BETWEEN = "\n\n"  # a system text and the words that it is put before
+BETWEEN = "\n\n"  # a system text or a tail, and the words that it is put before
 LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 Rewritten = tuple[GenerationRequest, Rendering]
+ContentKey = Callable[[Message, str], bytes]  # text of a message -> how it is written in keys
+Opening = Callable[[str], bytes | None]  # name of a tool -> how its calls begin in a key; None: not known
 
 
 class Rewrites:
@@ -118,3 +125,175 @@ def _candidates(request: GenerationRequest, known: Preamble) -> Iterator[tuple[G
     changed = with_messages(request, (*own, *messages[len(own) : -1], newest))
     moved = (Removed(COMPACTION, at, text, "", Place(None, None)) for at, text in enumerate(sent))
     yield replace(changed, tools=known.tools), (tools, *moved)
+
+
+def with_messages(request: GenerationRequest, changed: tuple[Message, ...]) -> GenerationRequest:
+    """Return a request with the texts of its messages changed, one for one, and its breakpoints where they are now."""
+    messages, found = request.messages or (), []
+    for each in request.breakpoints:
+        index, num_chars = each.message_index, each.num_chars
+        if index is not None and num_chars is not None:
+            num_chars = moved(num_chars, messages[index].content, changed[index].content)
+        found.append(replace(each, num_chars=num_chars))
+    return replace(request, messages=changed, breakpoints=tuple(found))
+
+
+# Tails of system texts that changed since a conversation began: each stays where the stored text has it.
+#
+# A tail (`text.tails`) moves to the head of the first user message. When it has changed, a resumed conversation would
+# be computed again from there, however long it is. Stored text shows which tails the conversation had, and before which
+# of its user messages; a tail that it does not have comes before the newest user message, as news.
+
+
+def with_earlier_tails(messages: Sequence[Message], stored: bytes, content_key: ContentKey) -> tuple[Message, ...]:
+    """Return messages, as they were sent, with the tails that the `stored` key of their conversation has.
+
+    The first tail takes the place of the system text's own, which moves before a later user message. Unchanged if the
+    stored conversation began with the same tail or with none, or if no user message is new enough for another.
+    """
+    sent, unchanged = _tails(messages), tuple(messages)
+    users = [at for at, message in enumerate(messages) if message.role == "user"]
+    if not sent or len(users) < 2:
+        return unchanged
+    placed = _stored_tails(messages, users, stored, content_key)
+    first = placed.pop(users[0], None)
+    if first is None:
+        return unchanged
+    now = BETWEEN.join(sent)
+    if ([*placed.values()] or [first])[-1] != now:
+        if users[-1] in placed:
+            return unchanged
+        placed[users[-1]] = now
+    parts = [first[start:end] for start, end in volatile_spans(first)]
+    if (first == now and not placed) or len(parts) != len(sent):
+        return unchanged
+    return tuple(
+        replace(message, content=f"{placed[at]}{BETWEEN}{message.content}") if at in placed else message
+        for at, message in enumerate(_with_tails(messages, parts))
+    )
+
+
+def moved(place: int, before: str, after: str) -> int:
+    """Return where a place in `before`, in characters, is in `after`, in which one part of it is another."""
+    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
+    if same is None or place <= same:
+        return min(place, len(after))
+    return max(same, place + len(after) - len(before))
+
+
+def _tails(messages: Sequence[Message]) -> list[str]:
+    """Return the tails of the leading system messages, without blanks around them."""
+    found = []
+    for message in messages:
+        if message.role != "system":
+            break
+        found += [message.content[start:end].strip() for start, end in volatile_spans(message.content)]
+    return found
+
+
+def _with_tails(messages: Sequence[Message], parts: Sequence[str]) -> list[Message]:
+    """Return the messages with these tails in place of those of the leading system messages, one for one."""
+    left, changed = list(parts), list(messages)
+    for at, message in enumerate(messages):
+        if message.role != "system":
+            break
+        content, done = "", 0
+        for start, end in volatile_spans(message.content):
+            content += message.content[done:start] + left.pop(0)
+            done = end
+        changed[at] = replace(message, content=content + message.content[done:]) if done else message
+    return changed
+
+
+def _stored_tails(
+    messages: Sequence[Message], users: Sequence[int], stored: bytes, content_key: ContentKey
+) -> dict[int, str]:
+    """Return the tails that stored text has at the head of user messages, by the message's index, in order."""
+    found: dict[int, str] = {}
+    cursor = 0
+    for at in users:
+        key = content_key(messages[at], messages[at].content)
+        place = stored.find(key, cursor) if key else -1
+        if place < 0:
+            break
+        head = stored[max(cursor, stored.rfind(MARK, 0, place)) : place].decode("utf-8", "ignore")
+        cursor = place + len(key)
+        spans: Mapping[int, int] = dict(volatile_spans(head))
+        if spans and head[max(spans.values()) :].strip() == "":
+            found[at] = head[min(spans) :].strip()
+    return found
+
+
+# Arguments of tool calls as the model generated them, for clients that write the same JSON anew.
+#
+# A client that parses arguments and serializes them again sends `{"a":1}` for `{"a": 1}`: another text, so the whole
+# call and all after it would be computed again. Stored text that a call begins in the same way, and whose arguments are
+# the same JSON value, shows how they were written.
+
+
+def with_generated_arguments(messages: Sequence[Message], stored: bytes, opening: Opening) -> tuple[Message, ...]:
+    """Return the messages with the arguments of their calls as they are in the `stored` key of a conversation.
+
+    Only text changes, never a value. Of several calls with one value, each gets the text of its turn.
+    """
+    found = _Generated(stored, opening)
+    return tuple(
+        replace(message, tool_calls=tuple(map(found.written, message.tool_calls))) if message.tool_calls else message
+        for message in messages
+    )
+
+
+class _Generated:
+    """The calls of one stored text, read as far as they are asked for."""
+
+    def __init__(self, stored: bytes, opening: Opening) -> None:
+        self._stored = stored
+        self._opening = opening
+        self._calls: dict[str, list[tuple[Any, str]]] = {}  # by name: value and text of each call
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def written(self, call: ToolCall) -> ToolCall:
+        """Return the call with its arguments as they were generated, if they are the same value."""
+        value = read_object(call.arguments) if call.arguments.strip() else None
+        if value is None:
+            return call
+        texts = [text for other, text in self._of(call.name) if is_same(value, other)]
+        if not texts:
+            return call
+        turn = (call.name, json.dumps(value, sort_keys=True))
+        at = min(self._seen[turn], len(texts) - 1)
+        self._seen[turn] += 1
+        return replace(call, arguments=texts[at])
+
+    def _of(self, name: str) -> list[tuple[Any, str]]:
+        if name not in self._calls:
+            opening = self._opening(name)
+            self._calls[name] = [] if not opening else self._read(opening)
+        return self._calls[name]
+
+    def _read(self, opening: bytes) -> list[tuple[Any, str]]:
+        """Return the JSON objects that follow each occurrence of the opening."""
+        found = []
+        at = self._stored.find(opening)
+        while at >= 0:
+            start = at + len(opening)
+            end = self._stored.find(MARK, start)
+            text = self._stored[start : end if end >= 0 else None].decode("utf-8", "ignore").lstrip()
+            scan = ValueScan(GUARD)
+            text = text[: scan.read(text, 0)]
+            value = read_object(text) if scan.done else None  # None: cut off, or not JSON
+            if value is not None:
+                found.append((value, text))
+            at = self._stored.find(opening, start)
+        return found
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same: numbers by value, members of objects in any order."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.matching.generated_arguments import is_same, with_generated_arguments
+from rekindle.engine.intake.rewrites import is_same, with_generated_arguments
 from rekindle.text.messages import Message, ToolCall
 from rekindle.text.vocabulary import control_code
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.matching.earlier_tails import moved, with_earlier_tails
+from rekindle.engine.intake.rewrites import moved, with_earlier_tails
 from rekindle.text.messages import Message
 from rekindle.text.vocabulary import MARK
 
