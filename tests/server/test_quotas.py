@@ -10,7 +10,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import MiB, ServerSettings, Settings
-from rekindle.server.quotas import MEMORY_BYTES, response_bytes, session_bytes
+from rekindle.server.gate.limits import MEMORY_BYTES, kept_bytes
 from rekindle.server.responses.stored import MAX_BYTES
 from tests.server.conftest import Served, serving
 from tests.sessions.http.coordinating import SESSIONS, Session
@@ -73,15 +73,13 @@ def test_sessions_of_a_namespace_have_so_many_bytes_and_others_have_theirs(serve
 def test_what_is_kept_lies_within_the_disk_budget(served: Served, tmp_path: Path) -> None:
     stats = served.engine.stats().store
     assert stats is not None and stats["disk_bytes"] == 8 * MiB
-    assert session_bytes(served.engine, TENANTS) == SESSION_BYTES
-    assert response_bytes(served.engine, TENANTS) == MiB // 3
-    assert response_bytes(served.engine, ServerSettings()) == MiB
+    assert kept_bytes(served.engine, TENANTS) == SESSION_BYTES
+    assert kept_bytes(served.engine, ServerSettings()) == MiB
 
 
 def test_without_a_disk_they_have_a_part_of_memory() -> None:
     with Engine(Settings.load({"store": "off", "threads": 1, "hot_bytes": "16MiB"})) as engine:
-        assert session_bytes(engine, TENANTS) == MEMORY_BYTES // 3
-        assert response_bytes(engine, TENANTS) == MEMORY_BYTES // 3 <= MAX_BYTES
+        assert kept_bytes(engine, TENANTS) == MEMORY_BYTES // 3 <= MAX_BYTES
 
 
 def test_a_pin_beyond_the_tenants_part_is_refused_and_others_can_pin(served: Served) -> None:

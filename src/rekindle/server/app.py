@@ -22,14 +22,14 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
 from rekindle.server.agents.deletions import Deletions
 from rekindle.server.agents.prefill import prefill_router
-from rekindle.server.agents.routes import RawPaths, agents_router
+from rekindle.server.agents.routes import agents_router
 from rekindle.server.answers.answer import RouteContext
 from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route
 from rekindle.server.errors import on_error
 from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.caller import Guard
-from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests
+from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests, kept_bytes
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.gauges import EngineCollector
@@ -40,30 +40,38 @@ from rekindle.server.observers.observer import Observer, ObserverGroup
 from rekindle.server.ollama.routes import catalogue_router, generating_routes, unmanaged_router
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
-from rekindle.server.quotas import response_bytes
 from rekindle.server.recording import Recorder
 from rekindle.server.responses.routes import ResponseRoute, responses_router
-from rekindle.server.responses.stored import StoredResponses
+from rekindle.server.responses.stored import MAX_BYTES, StoredResponses
 from rekindle.server.schema import schema_router
 from rekindle.server.tokens import tokens_router
 from rekindle.text.length import PromptBound
 
-# HEAD requests: the head of what GET answers, on every route that has a GET.
-#
-# Clients and load balancers ask with HEAD whether a server is there, and routes declare GET alone.
+RAW_PREFIXES = ("/v1/agents/", "/v1/coordination/")
 
 
-class HeadRequests:
-    """ASGI middleware that runs a HEAD as a GET and drops the body of its answer."""
+class RequestForms:
+    """ASGI middleware for requests that routes do not declare.
+
+    A HEAD runs as a GET whose body is dropped: clients and load balancers ask with it whether a server is there. Paths
+    that contain names are routed percent-encoded, as sent, and their bodies are always JSON.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a HEAD; pass everything else on."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
+        """Give a request the form that its route declares, and pass it on."""
+        if scope["type"] == "http" and scope["path"].startswith(RAW_PREFIXES):
+            scope["path"] = scope["raw_path"].decode("latin-1")
+            # curl -d sends every body as a form.
+            scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._head(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    async def _head(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_ended = False
 
         async def receive_until_answered() -> Message:
@@ -180,8 +188,7 @@ def create_app(
     for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
-    app.add_middleware(HeadRequests)
-    app.add_middleware(RawPaths)
+    app.add_middleware(RequestForms)
     app.add_middleware(Limits, settings=settings, gate=app.gate)
     app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)
@@ -204,7 +211,7 @@ def _add_generating(app: App, context: RouteContext) -> None:
 
 def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
     store = engine.settings.store
-    most = response_bytes(engine, settings)
+    most = min(MAX_BYTES, kept_bytes(engine, settings))
     responses = StoredResponses(store.responses_path(), max_bytes=most, secret=store.secret)
     responses.start()
     return responses

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.agent_ids import check_new_agent_id
 from rekindle.engine.api import Engine
@@ -23,22 +22,6 @@ from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.history import History
 
 PREFIX = "/v1/agents"
-RAW_PREFIXES = (f"{PREFIX}/", "/v1/coordination/")
-
-
-class RawPaths:
-    """ASGI middleware: paths that contain names are routed percent-encoded, as sent; bodies are always JSON."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Replace the decoded path by the raw one, and remove the body's content type."""
-        if scope["type"] == "http" and scope["path"].startswith(RAW_PREFIXES):
-            scope["path"] = scope["raw_path"].decode("latin-1")
-            # curl -d sends every body as a form.
-            scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-        await self._app(scope, receive, send)
 
 
 async def _agent(id: Annotated[str, Path(description="the agent's id, percent-encoded")]) -> str:

@@ -1,4 +1,5 @@
-"""Limits on incoming requests: rate per minute, size and minimum speed of bodies, and no requests during shutdown.
+"""Limits on incoming requests: rate per minute, size and minimum speed of bodies, and no requests during shutdown; and
+what one tenant may keep.
 
 Owns the number of requests in progress, which a shutdown waits for, and the bytes of their bodies. A body is read whole
 before any route sees it, so that no route has to bound it, and counts until its request is answered. `connections`
@@ -19,7 +20,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle import allocator
-from rekindle.config import ServerSettings
+from rekindle.config import WORDS_SHARE, ServerSettings
+from rekindle.engine.api import Engine
 from rekindle.server.errors import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of
 
@@ -32,6 +34,7 @@ LIMITED = ("/v1/", "/api/")
 STOPPING = Problem(503, "server_error", "the server is stopping: try again", code="stopping", retry_after_s=5)
 CROWDED = Problem(503, "server_error", "too many large bodies at once: try again", code="overloaded", retry_after_s=1)
 LARGE = 1 << 20  # bytes of a body that make a trim worthwhile
+MEMORY_BYTES = 128 << 20  # for sessions, and the same for stored responses, without a disk
 AFTER_S = 1.0  # once for all bodies of a second
 
 
@@ -282,6 +285,18 @@ class Limits:
             return {"type": "http.request", "body": body, "more_body": False}
 
         return hand
+
+
+def kept_bytes(engine: Engine, settings: ServerSettings) -> int:
+    """Return the bytes of coordination sessions that a namespace may have, and of stored responses: none takes
+    another's space.
+
+    Both count towards `--disk-bytes`, next to the KV, which yields space to them; each has a share there that is
+    divided equally among tenants. Without a store they are in memory.
+    """
+    store = engine.stats().store
+    share = MEMORY_BYTES if store is None else int(WORDS_SHARE * store["disk_bytes"])
+    return share // len(settings.namespaces())
 
 
 def break_body(state: dict[str, Any], why: str) -> None:

@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 from rekindle.server.extension import Context, Extension
+from rekindle.server.gate.limits import kept_bytes
 from rekindle.server.observers.log import TurnLog
 from rekindle.server.observers.observer import ObserverGroup
-from rekindle.server.quotas import session_bytes
 from rekindle_sessions.http.models import RunEvent
 from rekindle_sessions.http.routes import sessions_router
 from rekindle_sessions.http.running import Sessions
@@ -21,7 +21,7 @@ PAGE = Path(__file__).absolute().parents[1] / "page"
 
 def extension(context: Context) -> Extension:
     """The sessions of one application. Turns are not recorded: they have no body to replay."""
-    quota = Quota(num_bytes=session_bytes(context.engine, context.settings))
+    quota = Quota(num_bytes=kept_bytes(context.engine, context.settings))
     sessions = Sessions(context.engine, clock=context.clock, quota=quota)
     observer = ObserverGroup([TurnLog(context.log), *context.observers])
     router = sessions_router(sessions, StreamSettings(context.gate, context.settings.ping_s), observer)
