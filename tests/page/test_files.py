@@ -13,7 +13,7 @@ import rekindle_sessions
 from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.server import page
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.gate.caller import Access, Guard
 from tests.server.conftest import Served, serving
 

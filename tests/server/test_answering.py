@@ -19,7 +19,7 @@ from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
 from rekindle.server.answers.answer import LARGE_BODY, Answer, Stamp, accepted, submit_all
 from rekindle.server.answers.choice import Choice, ReplyParser
-from rekindle.server.errors import HttpError
+from rekindle.server.border import HttpError
 from rekindle.server.gate.caller import Access, Caller, grant
 from rekindle.server.observers.log import LogWatch, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Metrics

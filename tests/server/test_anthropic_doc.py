@@ -11,7 +11,7 @@ import pytest
 from rekindle.model.params import MAX_STOPS
 from rekindle.server.anthropic.bodies import HARMLESS, MessagesBody
 from rekindle.server.anthropic.models import StopReason
-from rekindle.server.errors import ANTHROPIC_TYPES
+from rekindle.server.border import ANTHROPIC_TYPES
 from tests.server.conftest import Served
 
 DOC = Path(__file__).parents[2].joinpath("docs", "anthropic.md").read_text("utf-8")

@@ -18,8 +18,7 @@ from starlette.testclient import TestClient
 from rekindle import Engine
 from rekindle.config import ServerSettings
 from rekindle.errors import RekindleError
-from rekindle.server.border import Route, in_thread
-from rekindle.server.errors import on_error
+from rekindle.server.border import Route, in_thread, on_error
 from tests.engine.dying import REASON, THREADS, TOO_HARD, Panic, died, panicking_model, poison, raising
 from tests.given import settings_of
 from tests.server.conftest import Served, serving

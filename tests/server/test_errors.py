@@ -8,7 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from rekindle.errors import BadRequest, Cancelled, NotFound, Overloaded, PromptTooLong, RequestFailed, StoreError
-from rekindle.server.errors import invalid, problem_of
+from rekindle.server.border import invalid, problem_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from rekindle.config import ServerSettings
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.gate.caller import Access, Guard
 
 

@@ -8,7 +8,7 @@ import ollama
 import pytest
 
 from rekindle.config import ServerSettings
-from rekindle.server.errors import UNMANAGED
+from rekindle.server.border import UNMANAGED
 from rekindle.server.ollama.models import OllamaModelCard, OllamaRunning, OllamaTags
 from rekindle.server.ollama.routes import rounded
 from tests.server.conftest import Served, serving

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from rekindle.model.sampling_defaults import HABITS
-from rekindle.server.errors import OLLAMA, UNMANAGED
+from rekindle.server.border import OLLAMA, UNMANAGED
 from rekindle.server.ollama.bodies import OFF, OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from rekindle.server.ollama.models import OllamaChatAnswer
 from rekindle.server.ollama.routes import VERSION

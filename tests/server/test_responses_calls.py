@@ -16,7 +16,7 @@ from rekindle.engine.types import Delta, FinishReason, Progress
 from rekindle.errors import BadRequest
 from rekindle.model.params import SamplingParams
 from rekindle.server.answers.answer import Stamp
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.gate.caller import Caller
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.item_fields import Item

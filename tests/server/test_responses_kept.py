@@ -19,7 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from rekindle.config import RESPONSES_FILE
 from rekindle.errors import StoreError
-from rekindle.server.errors import HttpError
+from rekindle.server.border import HttpError
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.stored import MAX_UNSAVED_BYTES, StoredResponse, StoredResponses
 from tests.engine.dying import Panic, Unspeakable

@@ -61,7 +61,7 @@ OLLAMA = (
     ),
     one(
         "errors in the shape of OpenAI's",
-        "server/errors.py",
+        "server/border.py",
         'return "ollama" if is_ollama(path) else "openai"',
         'return "openai"',
         f"{MODELS}::test_what_cannot_be_shown_is_an_error_in_ollamas_shape",

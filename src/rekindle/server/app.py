@@ -25,8 +25,7 @@ from rekindle.server.agents.prefill import prefill_router
 from rekindle.server.agents.routes import agents_router
 from rekindle.server.answers.answer import RouteContext
 from rekindle.server.anthropic.route import MessagesRoute
-from rekindle.server.border import Route
-from rekindle.server.errors import on_error
+from rekindle.server.border import Route, on_error
 from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.caller import Guard
 from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests, kept_bytes

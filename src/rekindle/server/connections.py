@@ -22,7 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from rekindle.config import ServerSettings
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.gate.limits import break_body
 from rekindle.server.lines import new_id
 from rekindle.server.observers.log import write_unread

@@ -19,8 +19,7 @@ from rekindle import __version__
 from rekindle.config import StoreSettings
 from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
-from rekindle.server.border import Router
-from rekindle.server.errors import ELSEWHERE, needs_admin
+from rekindle.server.border import ELSEWHERE, Router, needs_admin
 from rekindle.server.gate.caller import access_of
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.metrics import Metrics

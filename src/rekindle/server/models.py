@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
-from rekindle.server.errors import Dialect
+from rekindle.server.border import Dialect
 
 DEFAULT = "default"
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one

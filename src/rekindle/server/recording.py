@@ -20,8 +20,8 @@ from typing import Any
 
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import ConfigError
+from rekindle.server.border import problem_of
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, known_header
-from rekindle.server.errors import problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.replies import message_of
 from rekindle.text.messages import Message

@@ -21,8 +21,7 @@ from rekindle.server.agents import prefill
 from rekindle.server.anthropic import route as messages
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
-from rekindle.server.border import Router
-from rekindle.server.errors import Dialect, dialect_of
+from rekindle.server.border import Dialect, Router, dialect_of
 from rekindle.server.ollama import routes as ollama
 from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from rekindle.server.ollama.models import OllamaChatAnswer, OllamaErrorReply, OllamaGenerateAnswer

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from rekindle.errors import BadRequest
-from rekindle.server.errors import HttpError
+from rekindle.server.border import HttpError
 from rekindle_sessions.http.bodies import (
     InterruptBody,
     MessageBody,

@@ -13,7 +13,7 @@ import pytest
 from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.errors import Cancelled, Overloaded, PromptTooLong, RekindleError, StoreError, Timeout
-from rekindle.server.errors import CLIENT_LEFT
+from rekindle.server.border import CLIENT_LEFT
 from rekindle.server.observers.metrics import Metrics
 from rekindle_sessions.http.observed import Figures, observed
 from rekindle_sessions.machine.types import Turn

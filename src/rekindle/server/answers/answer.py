@@ -25,8 +25,7 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest, Progress, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
-from rekindle.server.border import in_thread, parse_json
-from rekindle.server.errors import HttpError, Problem, invalid, problem_of
+from rekindle.server.border import HttpError, Problem, in_thread, invalid, parse_json, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer, RequestWatch

@@ -14,7 +14,7 @@ from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.calls import MessagesCall
 from rekindle.server.anthropic.conversation import sign
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, ReplyFormat, TextDelta
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rekindle.agent_ids import check_agent_id, check_new_agent_id
 from rekindle.config import DEFAULT_NAMESPACE, ServerSettings, is_loopback
 from rekindle.errors import BadRequest
-from rekindle.server.errors import Problem, needs_admin
+from rekindle.server.border import Problem, needs_admin
 from rekindle.server.lines import line_of
 
 ALL = "*"  # every namespace, on routes that let an admin request it

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rekindle import allocator
 from rekindle.config import WORDS_SHARE, ServerSettings
 from rekindle.engine.api import Engine
-from rekindle.server.errors import HttpError, Problem, invalid
+from rekindle.server.border import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of
 
 MIN_BYTES_PER_S = 16 << 10  # a body slower than this, beyond `read_timeout_s`, times out

@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.engine.recent import MAX_AGENTS, Recent
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.server.errors import problem_of
+from rekindle.server.border import problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT
 from rekindle.text.messages import Message

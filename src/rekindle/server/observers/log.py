@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rekindle.config import ServerSettings
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError
-from rekindle.server.errors import CLIENT_LEFT, Problem, dialect_of, problem_of
+from rekindle.server.border import CLIENT_LEFT, Problem, dialect_of, problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT, REQUEST_ID, Line, new_id, on_one_line, plain
 from rekindle.text import messages

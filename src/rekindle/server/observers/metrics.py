@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.server.errors import CLIENT_LEFT, problem_of
+from rekindle.server.border import CLIENT_LEFT, problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.text import messages
 

@@ -19,7 +19,7 @@ from rekindle.server.answers.answer import progress_text
 from rekindle.server.answers.arguments import ArgumentsJson
 from rekindle.server.answers.choice import Choice, ReplyParser, position_entry
 from rekindle.server.answers.sse import line
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.models import rfc3339
 from rekindle.server.ollama.calls import OllamaCall
 from rekindle.text.messages import GUARD, Message

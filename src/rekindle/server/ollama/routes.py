@@ -14,8 +14,7 @@ from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
 from rekindle.server.answers.validation import validated
-from rekindle.server.border import Router, parse_json
-from rekindle.server.errors import UNMANAGED
+from rekindle.server.border import UNMANAGED, Router, parse_json
 from rekindle.server.gate.caller import Caller
 from rekindle.server.models import ServedModel, rfc3339
 from rekindle.server.ollama.bodies import OllamaShowBody

@@ -16,7 +16,7 @@ from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.answer import Stamp, progress_text
 from rekindle.server.answers.choice import Choice, ReplyParser, finite, position_entry
 from rekindle.server.answers.sse import comment
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.openai.calls import ChatCall
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsDelta, CallStart, Event, ReasoningDelta, ReplyFormat, TextDelta

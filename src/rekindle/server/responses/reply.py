@@ -12,7 +12,7 @@ from rekindle.engine.types import Delta, Progress
 from rekindle.server.answers.answer import Stamp, progress_text
 from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.sse import comment
-from rekindle.server.errors import Problem
+from rekindle.server.border import Problem
 from rekindle.server.responses.calls import ResponseCall
 from rekindle.server.responses.output import Events, Output
 from rekindle.text.messages import Message

@@ -18,8 +18,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
 from rekindle.errors import BadRequest, NotFound
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
-from rekindle.server.border import Router, parse_json
-from rekindle.server.errors import invalid
+from rekindle.server.border import Router, invalid, parse_json
 from rekindle.server.gate.caller import Caller, access_of, caller_of
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.reply import ResponseReply

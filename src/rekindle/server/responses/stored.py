@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import StoreError, StoreRefused
-from rekindle.server.errors import invalid
+from rekindle.server.border import invalid
 from rekindle.server.responses.item_fields import Item
 from rekindle.server.responses.records import Entry, Records, open_records
 from rekindle.worker import Death, Worker

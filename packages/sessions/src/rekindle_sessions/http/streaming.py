@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from rekindle.errors import RekindleError
 from rekindle.server.answers.sse import EventStream, comment, event
-from rekindle.server.errors import HttpError, Problem, problem_of
+from rekindle.server.border import HttpError, Problem, problem_of
 from rekindle.server.gate.limits import ShutdownGate
 from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 from rekindle_sessions.service.events import SessionEvent
