@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -19,10 +19,10 @@ from pydantic import BaseModel, Field
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import off_loop, read_body
+from rekindle.server.answers.answer import read
 from rekindle.server.answers.options import template_kwargs
 from rekindle.server.answers.validation import Items, StrictModel, validated
-from rekindle.server.border import Router, parse_json
+from rekindle.server.border import Router
 from rekindle.server.models import ServedModel
 from rekindle.text.messages import normalise_messages
 from rekindle.text.omissions import Omissions
@@ -90,23 +90,23 @@ class _Tokenizer:
         self._model = model
         self._strict = strict
 
-    def _read(self, kind: type[Body], raw: bytes) -> tuple[Body, Omissions]:
+    def _read(self, kind: type[Body], sent: Any) -> tuple[Body, Omissions]:
         omissions = Omissions(strict=self._strict)
-        body = validated(kind, parse_json(raw), omissions=omissions, harmless=frozenset(), neutral={})
+        body = validated(kind, sent, omissions=omissions, harmless=frozenset(), neutral={})
         self._model.require(body.model)
         return body, omissions
 
-    def own(self, raw: bytes) -> dict[str, Any]:
+    def own(self, sent: Any) -> dict[str, Any]:
         """Tokenize as /v1/tokenize does."""
-        body, omissions = self._read(TokenizeBody, raw)
+        body, omissions = self._read(TokenizeBody, sent)
         if (body.text is None) == (body.messages is None):
             raise BadRequest("give exactly one of text and messages", param="text")
         ids = self._ids(self._rendered(body.text, body, omissions))
         return {"ids": ids, "count": len(ids), "max_model_len": self._engine.max_context}
 
-    def vllm(self, raw: bytes) -> dict[str, Any]:
+    def vllm(self, sent: Any) -> dict[str, Any]:
         """Tokenize as vLLM does, or llama.cpp."""
-        body, omissions = self._read(VllmTokenizeBody, raw)
+        body, omissions = self._read(VllmTokenizeBody, sent)
         if sum(each is not None for each in (body.prompt, body.content, body.messages)) != 1:
             raise BadRequest("give exactly one of prompt, messages and content", param="prompt")
         encoder, text = self._engine.encoder, body.prompt if body.content is None else body.content
@@ -127,9 +127,9 @@ class _Tokenizer:
         counts = {"count": len(ids), "max_model_len": self._engine.max_context}
         return {**counts, "tokens": ids, "token_strs": words if body.return_token_strs else None}
 
-    def detokenize(self, raw: bytes) -> dict[str, Any]:
+    def detokenize(self, sent: Any) -> dict[str, Any]:
         """Return the text of ids."""
-        body, _ = self._read(DetokenizeBody, raw)
+        body, _ = self._read(DetokenizeBody, sent)
         size = self._engine.spec.vocab_size
         if not all(0 <= token_id < size for token_id in body.tokens):
             raise BadRequest(f"tokens: ids must lie in 0 to {size - 1}", param="tokens")
@@ -158,31 +158,20 @@ def tokens_router(engine: Engine, model: ServedModel, *, strict: bool) -> APIRou
     router = Router(tags=["models"])
     tokenizer = _Tokenizer(engine, model, strict=strict)
 
-    async def done(request: Request, work: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
-        raw = await read_body(request)
-
-        def guarded() -> dict[str, Any]:
-            try:
-                return work(raw)
-            except RecursionError:
-                raise BadRequest("the body is nested too deeply", param="messages") from None
-
-        return await off_loop(request, len(raw), guarded)
-
     @router.post(TOKENIZE, response_model=Tokens)
     async def tokenize(request: Request) -> dict[str, Any]:
         """Tokenize a text or a rendered conversation, encoded afresh as a whole."""
-        return await done(request, tokenizer.own)
+        return await read(request, tokenizer.own, param="messages")
 
     @router.post(VLLM_TOKENIZE)
     async def tokenize_as_vllm(request: Request) -> dict[str, Any]:
         """The same under the names of vLLM or llama.cpp."""
-        return await done(request, tokenizer.vllm)
+        return await read(request, tokenizer.vllm, param="messages")
 
     @router.post(DETOKENIZE)
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of token ids."""
-        return await done(request, tokenizer.detokenize)
+        return await read(request, tokenizer.detokenize, param="messages")
 
     @router.get("/tokenizer_info")
     def tokenizer_info() -> dict[str, Any]:

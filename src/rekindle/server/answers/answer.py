@@ -130,6 +130,22 @@ async def off_loop(request: Request, num_bytes: int, work: Callable[[], Value]) 
     return await asyncio.wrap_future(workers.submit(access_of(request).namespace, work))
 
 
+async def read(request: Request, work: Callable[[Any], Value], *, param: str) -> Value:
+    """Return what `work` makes of the parsed body in a worker thread, for routes that compute and store nothing.
+
+    A body that is nested too deeply is refused under the name `param`.
+    """
+    raw = await read_body(request)
+
+    def done() -> Value:
+        try:
+            return work(parse_json(raw))
+        except RecursionError:
+            raise BadRequest("the body is nested too deeply", param=param) from None
+
+    return await off_loop(request, len(raw), done)
+
+
 async def accepted(
     request: Request,
     observer: Observer,

@@ -9,12 +9,10 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from rekindle.engine.generation import Generation
-from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, off_loop, read_body, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read, submit_all
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.conversation import find_habits
 from rekindle.server.anthropic.reply import MessagesReply, UnavailableAnswer
-from rekindle.server.border import parse_json
 from rekindle.server.gate.caller import Caller, caller_of
 
 PATH = "/v1/messages"
@@ -47,8 +45,8 @@ class MessagesRoute:
 
     async def count(self, request: Request) -> Response:
         """Count the tokens of the prompt, freshly encoded; nothing is computed or stored."""
-        caller, raw = caller_of(request), await read_body(request)
-        num_tokens = await off_loop(request, len(raw), lambda: self._count(raw, caller))
+        caller = caller_of(request)
+        num_tokens = await read(request, lambda body: self._count(body, caller), param="messages")
         return JSONResponse({"input_tokens": num_tokens})
 
     def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation]]:
@@ -57,10 +55,7 @@ class MessagesRoute:
         requests = [call.request] if call.unavailable is None else []
         return call, submit_all(self._context.engine, requests, 1)
 
-    def _count(self, raw: bytes, caller: Caller) -> int:
-        try:
-            asked, model = parse_count(parse_json(raw), caller, self._side, strict=self._context.strict)
-            self._context.model.require(model, dialect="anthropic")
-            return self._context.engine.encoder.count(self._context.engine.render(asked))
-        except RecursionError:
-            raise BadRequest("the body is nested too deeply", param="messages") from None
+    def _count(self, body: Any, caller: Caller) -> int:
+        asked, model = parse_count(body, caller, self._side, strict=self._context.strict)
+        self._context.model.require(model, dialect="anthropic")
+        return self._context.engine.encoder.count(self._context.engine.render(asked))

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, read, submit_all
 from rekindle.server.answers.validation import validated
-from rekindle.server.border import UNMANAGED, Router, parse_json
+from rekindle.server.border import UNMANAGED, Router
 from rekindle.server.gate.caller import Caller
 from rekindle.server.models import ServedModel, rfc3339
 from rekindle.server.ollama.bodies import OllamaShowBody
@@ -178,15 +178,14 @@ def catalogue_router(engine: Engine, model: ServedModel, *, strict: bool) -> API
     @router.post(SHOW_PATH, response_model=OllamaModelCard)
     async def show(request: Request) -> dict[str, Any]:
         """What the served model is and can do."""
-        raw = await read_body(request)
 
-        def card() -> dict[str, Any]:
+        def card(body: Any) -> dict[str, Any]:
             omissions = Omissions(strict=strict)
-            asked = validated(OllamaShowBody, parse_json(raw), omissions=omissions, harmless=_HARMLESS, neutral={})
+            asked = validated(OllamaShowBody, body, omissions=omissions, harmless=_HARMLESS, neutral={})
             model.require(asked.model or asked.name, dialect="ollama")
             return catalogue.card()
 
-        return await off_loop(request, len(raw), card)
+        return await read(request, card, param="model")
 
     return router
 

@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, Response
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
-from rekindle.errors import BadRequest, NotFound
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, off_loop, read_body, submit_all
-from rekindle.server.border import Router, invalid, parse_json
+from rekindle.errors import NotFound
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, read, submit_all
+from rekindle.server.border import Router, invalid
 from rekindle.server.gate.caller import Caller, access_of, caller_of
 from rekindle.server.responses.calls import ResponseCall, parse_response
 from rekindle.server.responses.reply import ResponseReply
@@ -57,17 +57,14 @@ class ResponseRoute:
 
     async def count(self, request: Request) -> Response:
         """Count the tokens of the prompt, freshly encoded; nothing is computed or stored."""
-        caller, raw = caller_of(request), await read_body(request)
-        num_tokens = await off_loop(request, len(raw), lambda: self._count(raw, caller))
+        caller = caller_of(request)
+        num_tokens = await read(request, lambda body: self._count(body, caller), param="input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
-    def _count(self, raw: bytes, caller: Caller) -> int:
-        try:
-            call = parse_response(parse_json(raw), caller, self._responses, strict=self._context.strict)
-            self._context.model.require(call.model)
-            return self._context.engine.encoder.count(self._context.engine.render(call.request))
-        except RecursionError:
-            raise BadRequest("the body is nested too deeply", param="input") from None
+    def _count(self, body: Any, caller: Caller) -> int:
+        call = parse_response(body, caller, self._responses, strict=self._context.strict)
+        self._context.model.require(call.model)
+        return self._context.engine.encoder.count(self._context.engine.render(call.request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
         context = self._context
