@@ -39,7 +39,7 @@ TURN_TOKENS, REPLY_TOKENS = 512, 8
 SHAPES = {
     family.example.name: family.example.layout
     for family in FAMILIES
-    if family.example is not None and family.example.layout.ending_parts
+    if family.example is not None and family.example.layout.ending
 }
 
 

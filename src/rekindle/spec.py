@@ -2,10 +2,8 @@
 
 Owns all offsets: no other module computes one. Knows no tensors and no files.
 
-A block holds `block_tokens` consecutive tokens and has one *part* per layer group: the full-attention layers
-together, then one part per window size, then the state of recurrent layers after the block's last token. A block has
-parts other than the first only where a resume point needs them. The payload of a part is the same in memory, in flight
-and on disk:
+A block holds `block_tokens` consecutive tokens and has one *part* per layer group, of one of the kinds in `parts`. The
+payload of a part is the same in memory, in flight and on disk:
 
     layer 0: | K codes | K scales | V codes | V scales |   layer 1: | ...      (q4h, q8h)
              | K               | V               |                             (native)
@@ -26,6 +24,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from rekindle.parts import FULL, STATE, EndingPart, FullPart, Part, StatePart, WindowPart
+
 CodedFormat = Literal["q4h", "q8h"]
 Format = Literal["q4h", "q8h", "bf16", "fp16", "fp32", "fp64"]
 CODED: tuple[CodedFormat, ...] = ("q4h", "q8h")  # rotated, and cut into groups of codes that share a scale
@@ -33,7 +33,6 @@ NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 FORMAT_VERSION = 1
 SECTION_ALIGN = 64
 CODES_PER_WORD = 8
-STATE_WINDOW = 1  # the window of the state part: a state after a token needs no earlier one
 
 
 def rotation_size(dim: int) -> int:
@@ -129,14 +128,13 @@ class LayerSections:
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """One layer group of a block: its layers in order and the bytes of its payload.
+    """One layer group of a block: its kind, its layers in order and the bytes of its payload.
 
-    The part of states has `states` with the sections of their tensors in place of `layers`, and `STATE_WINDOW`.
+    A `StatePart` has `states` with the sections of their tensors in place of `layers`.
     """
 
     index: int
-    name: str
-    window: int | None
+    kind: Part
     layers: tuple[LayerSpec, ...]
     sections: tuple[LayerSections, ...]
     payload_bytes: int
@@ -157,61 +155,53 @@ class KVLayout:
             raise ValueError(f"block_tokens must be a power of two from 16 to 256, not {self.block_tokens}")
         if not self.layers:
             raise ValueError("a model without KV layers has nothing to cache")
-        if self.states and any(layer.window == STATE_WINDOW for layer in self.layers):
-            raise ValueError(f"a window of {STATE_WINDOW} token is that of states: a layer cannot have it as well")
 
     @cached_property
     def parts(self) -> tuple[PartLayout, ...]:
-        """The full-attention part first (if there is one), then one part per window size, ascending, then states."""
-        windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
-        parts = [self._part(index, window) for index, window in enumerate(windows)]
-        return (*parts, self._state_part(len(parts))) if self.states else tuple(parts)
+        """The full part first, then one part per window size, ascending, then states."""
+        windows = sorted({layer.window for layer in self.layers if layer.window is not None})
+        in_all = None if any(layer.window is None for layer in self.layers) else windows.pop(0)
+        ending = (self._part(index, WindowPart(window), window) for index, window in enumerate(windows, 1))
+        parts = (self._part(0, FULL, in_all), *ending)
+        return (*parts, self._state_part(len(parts))) if self.states else parts
 
-    @property
-    def ending_parts(self) -> tuple[PartLayout, ...]:
-        """The parts that blocks have only near resume points: windows, but for the smallest if all layers have one, and
-        states."""
-        return self.parts[1:]
+    @cached_property
+    def ending(self) -> Mapping[int, EndingPart]:
+        """The indices of the parts that end (see `parts`), ascending, each with its kind."""
+        return {part.index: part.kind for part in self.parts if not isinstance(part.kind, FullPart)}
 
     @property
     def state_part(self) -> PartLayout | None:
         """The part of recurrent layers' states, if there are any."""
-        return self.parts[-1] if self.states else None
-
-    def cover_blocks(self, part: PartLayout) -> int:
-        """How many blocks keep an ending part for one resume point, at most: its window, and a block before it; of a
-        state only one."""
-        if part.window is None:
-            raise ValueError(f"the part {part.name} does not end")
-        return 1 if part.states else -(-part.window // self.block_tokens) + 2
+        return next((part for part in self.parts if part.kind == STATE), None)
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes of a conversation of `num_tokens` tokens with one resume point, its end."""
-        num_blocks = -(-num_tokens // self.block_tokens)
-        windows = (min(num_blocks, self.cover_blocks(part)) * part.payload_bytes for part in self.ending_parts)
-        return num_blocks * self.parts[0].payload_bytes + sum(windows)
+        return sum(part.kind.most_kept(num_tokens, self.block_tokens) * part.payload_bytes for part in self.parts)
 
     def describe(self) -> str:
         """Formats and bytes in one line, for display."""
         formats = ", ".join(f"{name} on {count} layers" for name, count in self.formats().items())
-        parts = [f"{self.parts[0].payload_bytes / self.block_tokens:,.0f} bytes a token"]
-        parts += [
-            f"{part.payload_bytes:,} in a snapshot of recurrent state"
-            if part.states
-            else f"{part.payload_bytes / self.block_tokens:,.0f} more in the last {part.window:,}"
-            for part in self.ending_parts
-        ]
+        parts = [self._described(part) for part in self.parts]
         return f"{formats} (K/V); {', '.join(parts)}"
 
-    def _part(self, index: int, window: int | None) -> PartLayout:
+    def _described(self, part: PartLayout) -> str:
+        match part.kind:
+            case FullPart():
+                return f"{part.payload_bytes / self.block_tokens:,.0f} bytes a token"
+            case WindowPart(window):
+                return f"{part.payload_bytes / self.block_tokens:,.0f} more in the last {window:,}"
+            case StatePart():
+                return f"{part.payload_bytes:,} in a snapshot of recurrent state"
+
+    def _part(self, index: int, kind: Part, window: int | None) -> PartLayout:
         layers = tuple(layer for layer in self.layers if layer.window == window)
         sections, offset = [], 0
         for layer in layers:
             k, offset = self._sections("k", layer.num_kv_heads, layer.k_dim, layer.k_format, offset)
             v, offset = self._sections("v", layer.num_kv_heads, layer.v_dim, layer.v_format, offset)
             sections.append(LayerSections(k, v))
-        name = "full" if window is None else f"window-{window}"
-        return PartLayout(index, name, window, layers, tuple(sections), offset)
+        return PartLayout(index, kind, layers, tuple(sections), offset)
 
     def _state_part(self, index: int) -> PartLayout:
         sections, offset = [], 0
@@ -222,7 +212,7 @@ class KVLayout:
                 own.append(Section(offset, num_bytes, tensor.shape, str(tensor.dtype)))
                 offset += -(-num_bytes // SECTION_ALIGN) * SECTION_ALIGN
             sections.append(tuple(own))
-        return PartLayout(index, "state", STATE_WINDOW, (), (), offset, self.states, tuple(sections))
+        return PartLayout(index, STATE, (), (), offset, self.states, tuple(sections))
 
     def _sections(
         self, kind: Literal["k", "v"], heads: int, dim: int, fmt: Format, offset: int
@@ -248,7 +238,7 @@ class KVLayout:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block over all parts but that of states."""
-        return sum(part.payload_bytes for part in self.parts if not part.states)
+        return sum(part.payload_bytes for part in self.parts if part.kind != STATE)
 
     @property
     def token_bytes(self) -> float:

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockCopy, BlockTable
-from rekindle.cache.blocks.windows import ABSENT, WindowSlots, first_needed, kept_blocks, resume_position
-from rekindle.spec import STATE_WINDOW
+from rekindle.cache.blocks.windows import ABSENT, WindowSlots, resume_position
+from rekindle.parts import STATE, WindowPart
 
 SIZE, NUM_BLOCKS = 4, 14
 WINDOWS = {3: 9, 7: 11}  # tokens -> slots
@@ -32,9 +32,10 @@ class WindowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = [
-            WindowSlots(window, num_slots=number, num_blocks=NUM_BLOCKS) for window, number in WINDOWS.items()
+            WindowSlots(WindowPart(window), num_slots=number, num_blocks=NUM_BLOCKS)
+            for window, number in WINDOWS.items()
         ]
-        self.states = WindowSlots(STATE_WINDOW, num_slots=1 + self.num_states, num_blocks=NUM_BLOCKS)
+        self.states = WindowSlots(STATE, num_slots=1 + self.num_states, num_blocks=NUM_BLOCKS)
         self.state_rows: list[KV | None] = [None] * self.states.num_slots
         self.all_slots = [*self.slots, self.states] if self.num_states else self.slots
         self.pool = BlockPool(NUM_BLOCKS, SIZE, windows=self.all_slots)
@@ -62,7 +63,7 @@ class WindowMachine(RuleBasedStateMachine):
         step = SIZE if self.num_states else 1
         position = resume_position(
             num_matched // step * step,
-            [slots.window for slots in self.all_slots],
+            [slots.kind for slots in self.all_slots],
             SIZE,
             lambda index, which: self.all_slots[which].has(blocks[index]),
         )
@@ -77,7 +78,7 @@ class WindowMachine(RuleBasedStateMachine):
         return all(
             slots.has(blocks[at // SIZE])
             for slots in self.slots
-            for at in range(max(0, position - slots.window) // SIZE * SIZE, position)
+            for at in range(max(0, position - slots.kind.window) // SIZE * SIZE, position)
         ) and not (self.num_states and position and not self.states.has(blocks[(position - 1) // SIZE]))
 
     @precondition(lambda self: self.tables)
@@ -102,15 +103,15 @@ class WindowMachine(RuleBasedStateMachine):
         if self.num_states:
             self.compute_states(table, ids, len(more), copies)
             for point in [at for at in points if end - len(more) < at <= end]:
-                for index in kept_blocks(point, STATE_WINDOW, SIZE):
+                for index in STATE.kept_blocks(point, SIZE):
                     if (index + 1) * SIZE > end - len(more):
                         assert self.states.has(table.blocks[index]), "a resume point has no state"
         table.publish(ids, root)
         if is_marked:
-            for index in kept_blocks(end, STATE_WINDOW, SIZE) if self.num_states else ():
+            for index in STATE.kept_blocks(end, SIZE) if self.num_states else ():
                 self.states.mark(table.blocks[index])
             for slots in self.slots:
-                for block in table.blocks[first_needed(end, slots.window, SIZE) : -(-end // SIZE)]:
+                for block in table.blocks[slots.kind.first_needed(end, SIZE) : -(-end // SIZE)]:
                     slots.mark(block)
         table.end_parts()
 
@@ -155,7 +156,7 @@ class WindowMachine(RuleBasedStateMachine):
         for table, _, ids in self.tables:
             table.check()
             for slots, rows in zip(self.slots, self.rows, strict=True):
-                for at in range(max(0, len(ids) - slots.window), len(ids)):
+                for at in range(max(0, len(ids) - slots.kind.window), len(ids)):
                     slot = slots.slot_of[table.blocks[at // SIZE]]
                     assert slot != ABSENT and rows[slot][at % SIZE] == tuple(ids[: at + 1]), (slots, at)
 
@@ -165,7 +166,7 @@ class WindowMachine(RuleBasedStateMachine):
             held = {
                 block
                 for table, _, ids in self.tables
-                for block in table.blocks[first_needed(len(ids), slots.window, SIZE) :]
+                for block in table.blocks[slots.kind.first_needed(len(ids), SIZE) :]
             }
             num_held = slots.num_slots - 1 - slots.num_available
             assert len(held) <= num_held <= len(held) + len(self.tables), "each may hold the source of a copy as well"
@@ -218,10 +219,10 @@ def test_a_sequence_resumes_at_the_last_point_whose_windows_are_there(
         return all(
             at // SIZE in present[which]
             for which, window in enumerate(windows)
-            for at in range(first_needed(position, window, SIZE) * SIZE, position)
+            for at in range(WindowPart(window).first_needed(position, SIZE) * SIZE, position)
         )
 
-    found = resume_position(num_tokens, windows, SIZE, lambda index, which: index in present[which])
+    found = resume_position(num_tokens, [*map(WindowPart, windows)], SIZE, lambda index, which: index in present[which])
     assert found == max(at for at in range(num_tokens + 1) if is_point(at))
 
 
@@ -232,12 +233,12 @@ def test_a_long_match_without_windows_asks_about_each_block_once() -> None:
         asked.append(index)
         return index < 3
 
-    assert resume_position(1000 * SIZE, [5], SIZE, has_part) == 3 * SIZE
+    assert resume_position(1000 * SIZE, [WindowPart(5)], SIZE, has_part) == 3 * SIZE
     assert len(asked) == len(set(asked))
 
 
 def test_what_was_passed_goes_before_what_is_marked() -> None:
-    slots = WindowSlots(4, num_slots=4, num_blocks=8)
+    slots = WindowSlots(WindowPart(4), num_slots=4, num_blocks=8)
     for block in (0, 1, 2):
         assert slots.take(block)
     assert not slots.take(3), "all slots are held"
@@ -256,7 +257,7 @@ def test_what_was_passed_goes_before_what_is_marked() -> None:
 
 
 def test_a_part_that_is_used_again_outlives_older_ones() -> None:
-    slots = WindowSlots(4, num_slots=3, num_blocks=4)
+    slots = WindowSlots(WindowPart(4), num_slots=3, num_blocks=4)
     for block in (0, 1):
         assert slots.take(block)
         slots.mark(block)
@@ -268,7 +269,7 @@ def test_a_part_that_is_used_again_outlives_older_ones() -> None:
 
 
 def test_equal_blocks_become_one_with_the_parts_and_holders_of_both() -> None:
-    slots = WindowSlots(4, num_slots=5, num_blocks=4)
+    slots = WindowSlots(WindowPart(4), num_slots=5, num_blocks=4)
     for block in (0, 1):
         assert slots.take(block)
     slots.mark(0)
@@ -284,7 +285,7 @@ def test_equal_blocks_become_one_with_the_parts_and_holders_of_both() -> None:
 
 
 def test_a_tail_that_two_tables_hold_keeps_its_part_when_one_finds_it_published() -> None:
-    slots = WindowSlots(8, num_slots=9, num_blocks=16)
+    slots = WindowSlots(WindowPart(8), num_slots=9, num_blocks=16)
     pool, ids = BlockPool(16, SIZE, windows=[slots]), [1, 2, 3, 4, 5, 6]
     first, other, second = (BlockTable(pool) for _ in range(3))
     for table in (first, other):
@@ -307,7 +308,7 @@ def test_a_tail_that_two_tables_hold_keeps_its_part_when_one_finds_it_published(
 
 def test_a_sequence_holds_the_state_at_the_end_of_its_last_full_block() -> None:
     """It is what it goes on from if it is preempted, and what the end of a turn keeps."""
-    slots = WindowSlots(STATE_WINDOW, num_slots=4, num_blocks=16)
+    slots = WindowSlots(STATE, num_slots=4, num_blocks=16)
     pool, ids = BlockPool(16, SIZE, windows=[slots]), [1, 2, 3, 4, 5, 6]
     table, other = BlockTable(pool), BlockTable(pool)
     for end in (4, 6):
@@ -325,7 +326,7 @@ def test_a_sequence_holds_the_state_at_the_end_of_its_last_full_block() -> None:
 
 
 def test_the_copy_of_a_shared_block_has_a_part_of_its_own() -> None:
-    slots, ids = WindowSlots(7, num_slots=6, num_blocks=8), [0, 1, 0, 1, 0, 1]
+    slots, ids = WindowSlots(WindowPart(7), num_slots=6, num_blocks=8), [0, 1, 0, 1, 0, 1]
     pool = BlockPool(8, SIZE, windows=[slots])
     table = BlockTable(pool)
     assert table.prepare(len(ids)) == []
@@ -340,7 +341,7 @@ def test_the_copy_of_a_shared_block_has_a_part_of_its_own() -> None:
 
 
 def test_resume_points_do_without_states_where_slots_are_short() -> None:
-    slots = WindowSlots(STATE_WINDOW, num_slots=4, num_blocks=16)
+    slots = WindowSlots(STATE, num_slots=4, num_blocks=16)
     pool = BlockPool(16, SIZE, windows=[slots])
     table = BlockTable(pool)
     assert table.prepare(9 * SIZE, range(SIZE + 1, 9 * SIZE, SIZE)) == [], "of eight points, and three slots"
@@ -351,13 +352,13 @@ def test_resume_points_do_without_states_where_slots_are_short() -> None:
 
 
 def test_a_table_says_how_it_is_divided() -> None:
-    slots = WindowSlots(1024, num_slots=2001, num_blocks=4)
+    slots = WindowSlots(WindowPart(1024), num_slots=2001, num_blocks=4)
     assert slots.take(0)
-    assert "2,001 slots for windows of 1024 tokens: 1,999 free, 0 passed, 0 kept, 1 held" in repr(slots)
+    assert "2,001 slots for parts window-1024: 1,999 free, 0 passed, 0 kept, 1 held" in repr(slots)
 
 
 @pytest.mark.parametrize(("position", "window", "first"), [(0, 8, 0), (8, 8, 0), (9, 8, 0), (12, 8, 1), (13, 1, 3)])
 def test_a_window_reaches_back_to_the_token_before_the_first_it_shows(position: int, window: int, first: int) -> None:
-    assert first_needed(position, window, SIZE) == first
+    assert WindowPart(window).first_needed(position, SIZE) == first
     seen = np.arange(max(0, position - 1 - window + 1), position)  # by the token before `position`, when it runs again
     assert not len(seen) or first == seen[0] // SIZE

@@ -24,8 +24,8 @@ def sizes(layout: KVLayout, hot_bytes: int) -> HotSizes:
 
 def used(layout: KVLayout, found: HotSizes) -> int:
     """Bytes of all rows but the one of blocks without the part."""
-    windows = zip(found.windows, layout.ending_parts, strict=True)
-    rest = sum((slots.num_slots - 1) * part.payload_bytes for slots, part in windows)
+    windows = zip(found.windows, layout.ending, strict=True)
+    rest = sum((slots.num_slots - 1) * layout.parts[part].payload_bytes for slots, part in windows)
     return found.num_blocks * layout.parts[0].payload_bytes + rest
 
 
@@ -38,7 +38,7 @@ def test_the_budget_is_kept_and_a_request_of_the_longest_context_can_run(
     found = sizes(layout, num_blocks * layout.block_bytes)
     assert found.num_blocks >= num_blocks and used(layout, found) <= num_blocks * layout.block_bytes
     for slots in found.windows:
-        in_a_chunk = -(-(slots.window + CHUNK) // 64) + 2
+        in_a_chunk = -(-(slots.kind.window + CHUNK) // 64) + 2
         assert slots.num_slots - 1 >= min(found.num_blocks, in_a_chunk)
     assert found.max_context == min(1 << 17, (found.num_blocks - 1) * 64)
 
@@ -65,11 +65,8 @@ def test_less_than_two_blocks_are_refused() -> None:
 def test_a_conversation_keeps_its_last_window() -> None:
     layout = layout_of(None, *[1024] * 5)
     full, window = (part.payload_bytes for part in layout.parts)
-    assert layout.cover_blocks(layout.parts[1]) == 18
     assert layout.kept_bytes(32_768) == 512 * full + 18 * window
     assert layout.kept_bytes(640) == 10 * (full + window) == layout.kept_bytes(577)
-    with pytest.raises(ValueError, match="the part full does not end"):
-        layout.cover_blocks(layout.parts[0])
     token = [size // 64 for size in (full, window)]
     assert layout.describe() == (
         f"q4h/q4h on 6 layers (K/V); {token[0]} bytes a token, {token[1]:,} more in the last 1,024"

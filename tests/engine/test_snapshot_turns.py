@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rekindle.engine.api import Engine
-from rekindle.engine.capacity import LEAST_STATES
 from rekindle.errors import ConfigError
+from rekindle.parts import LEAST_STATES
 from tests.engine.turns import asked, purged, with_template
 from tests.tiny_models import tiny_model_dir
 

@@ -103,7 +103,7 @@ class Rig:
         layout = self.loaded.spec.layout
         num_slots = 1 + (self.window_slots or self.num_blocks)
         windows = [
-            WindowSlots(part.window, num_slots=num_slots, num_blocks=self.num_blocks) for part in layout.ending_parts
+            WindowSlots(kind, num_slots=num_slots, num_blocks=self.num_blocks) for kind in layout.ending.values()
         ]
         self.arena = KVArena(layout, self.num_blocks, "cpu", windows)
         self.runner = ModelRunner(self.loaded, self.arena)

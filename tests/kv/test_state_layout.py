@@ -9,7 +9,8 @@ import pytest
 
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
-from rekindle.spec import STATE_WINDOW, KVLayout, LayerSpec, StateSpec, StateTensor
+from rekindle.parts import FULL, STATE, WindowPart
+from rekindle.spec import KVLayout, LayerSpec, StateSpec, StateTensor
 
 CONV = StateTensor("conv", 0, (5, 3), "bf16")
 LEARNED = StateTensor("recurrent", 0, (2, 4, 4), "fp32")
@@ -19,11 +20,10 @@ LAYOUT = KVLayout(16, LAYERS, (StateSpec(0, (CONV, LEARNED)), StateSpec(2, (LEAR
 
 def test_states_are_the_last_part() -> None:
     full, window, states = LAYOUT.parts
-    assert (full.window, window.window, states.window) == (None, 40, STATE_WINDOW)
-    assert LAYOUT.state_part is states and LAYOUT.ending_parts == (window, states)
+    assert [part.kind for part in LAYOUT.parts] == [FULL, WindowPart(40), STATE]
+    assert LAYOUT.state_part is states and LAYOUT.ending == {1: WindowPart(40), 2: STATE}
     assert [[section.offset for section in own] for own in states.state_sections] == [[0, 64], [192]]
     assert states.payload_bytes == 64 + 128 + 128
-    assert LAYOUT.cover_blocks(states) == 1 and LAYOUT.cover_blocks(window) == 5
     assert LAYOUT.token_bytes == KVLayout(16, LAYERS).block_bytes / 16
     assert LAYOUT.kept_bytes(1600) == 100 * full.payload_bytes + 5 * window.payload_bytes + states.payload_bytes
     assert LAYOUT.describe().endswith("320 in a snapshot of recurrent state")
@@ -40,15 +40,21 @@ def test_layouts_with_other_states_have_other_digests() -> None:
     assert len({layout.digest for layout in (LAYOUT, *others)}) == 5
 
 
-def test_a_window_of_one_token_is_refused_beside_states() -> None:
-    layers = (LAYERS[0], replace(LAYERS[1], window=1))
-    assert len(KVLayout(16, layers).parts) == 2
-    with pytest.raises(ValueError, match="a window of 1 token"):
-        KVLayout(16, layers, LAYOUT.states)
+def test_a_window_of_one_token_is_another_part_than_states() -> None:
+    layout = KVLayout(16, (LAYERS[0], replace(LAYERS[1], window=1)), LAYOUT.states)
+    assert layout.ending == {1: WindowPart(1), 2: STATE}
+    slots = [WindowSlots(WindowPart(1), num_slots=4, num_blocks=6), WindowSlots(STATE, num_slots=3, num_blocks=6)]
+    assert [len(rows) for rows in KVArena(layout, 6, "cpu", slots).parts] == [6, 4, 3]
+
+
+def test_where_all_layers_have_windows_the_smallest_does_not_end() -> None:
+    layout = KVLayout(16, (replace(LAYERS[0], window=80), LAYERS[1]))
+    assert [part.kind for part in layout.parts] == [FULL, WindowPart(80)]
+    assert [layer.window for layer in layout.parts[0].layers] == [40]
 
 
 def test_a_state_is_read_written_copied_and_wiped_as_a_whole() -> None:
-    slots = [WindowSlots(window, num_slots=4, num_blocks=6) for window in (40, STATE_WINDOW)]
+    slots = [WindowSlots(kind, num_slots=4, num_blocks=6) for kind in (WindowPart(40), STATE)]
     arena, part = KVArena(LAYOUT, 6, "cpu", slots), 2
     for block in (4, 5):
         for each in slots:

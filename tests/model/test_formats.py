@@ -161,7 +161,7 @@ def test_a_head_that_cannot_be_cut_into_groups_is_refused_with_its_format() -> N
 
 def test_windows_get_a_part_of_their_own(load: Loader) -> None:
     layout = load("gemma3").spec.layout
-    assert [(part.name, [layer.index for layer in part.layers]) for part in layout.parts] == [
+    assert [(part.kind.name, [layer.index for layer in part.layers]) for part in layout.parts] == [
         ("full", [1]),
         ("window-24", [0, 2]),
     ]

@@ -19,7 +19,7 @@ from rekindle.model.dense_attention import DenseStep
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import sequence_step
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import STATE
 from tests.model.helpers import in_memory
 from tests.tiny_models import HYBRID_KINDS, tiny_model
 
@@ -38,7 +38,7 @@ class Runs:
     """Sequences over one arena in which only some blocks have a slot for their state."""
 
     def __init__(self, loaded: LoadedModel, num_blocks: int = 40) -> None:
-        self.slots = WindowSlots(STATE_WINDOW, num_slots=num_blocks + 1, num_blocks=num_blocks)
+        self.slots = WindowSlots(STATE, num_slots=num_blocks + 1, num_blocks=num_blocks)
         self.arena = KVArena(loaded.spec.layout, num_blocks, "cpu", [self.slots])
         self.runner = ModelRunner(loaded, self.arena)
         self.free = list(range(num_blocks))
@@ -58,7 +58,8 @@ class Runs:
 
     def states(self, block: int) -> bytes:
         """The state in a block's slot."""
-        part = self.arena.layout.parts[-1]
+        part = self.arena.layout.state_part
+        assert part is not None
         out = np.empty(part.payload_bytes, np.uint8)
         self.arena.read(block, part.index, SIZE, out)
         return out.tobytes()

@@ -32,7 +32,7 @@ from tests.store.machine import StoreMachine
 
 Opened = Callable[..., WarmStore]
 WINDOW_PART = LAYOUT.parts[1]
-WINDOW = WINDOW_PART.window or 0
+WINDOW = WINDOW_PART.layers[0].window or 0
 RUNS = st.lists(st.integers(0, 1), max_size=6)
 AGENTS = st.sampled_from(["ann", "bob", "cat"])
 

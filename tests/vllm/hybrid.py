@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from rekindle.kv.arena import KVArena
-from rekindle.spec import STATE_WINDOW, KVLayout
+from rekindle.parts import FULL, STATE, Part, WindowPart
+from rekindle.spec import KVLayout
 from rekindle_vllm.codec import Codec, PartCodec, alone
 from rekindle_vllm.groups import NULL, Group, Groups
 from rekindle_vllm.names import HeadShape, RecordFormat, StateShape, record_layout
@@ -38,37 +39,38 @@ from tests.vllm.engine import DEFAULT, DIM, HEADS, STATES, next_state, sampled, 
 STATE_TENSORS = (((2, 3), torch.float32), ((5,), torch.bfloat16))
 
 
+def window_of(kind: Part) -> int | None:
+    """Tokens of a window; None of other parts."""
+    return kind.window if isinstance(kind, WindowPart) else None
+
+
 @dataclass(frozen=True)
 class Kind:
-    """An engine's groups, each its window (`STATE_WINDOW` for states, None for all tokens) and its block's tokens.
+    """An engine's groups, each the kind of its part and its block's tokens.
 
     A group of states has one layer, one of full attention two, and each keeps K and V of all heads.
     """
 
-    groups: tuple[tuple[int | None, int], ...]
+    groups: tuple[tuple[Part, int], ...]
     record: int = 64
 
     @property
-    def layers(self) -> list[tuple[int | None, int]]:
-        """Window and group of each layer."""
-        return [
-            (window, number)
-            for number, (window, _) in enumerate(self.groups)
-            for _ in range(2 if window is None else 1)
-        ]
+    def layers(self) -> list[tuple[Part, int]]:
+        """Kind and group of each layer."""
+        return [(kind, number) for number, (kind, _) in enumerate(self.groups) for _ in range(2 if kind == FULL else 1)]
 
     def layout(self, record_format: RecordFormat = "native") -> KVLayout:
         """The layout of its records."""
         shapes = [
-            StateShape(STATE_TENSORS) if window == STATE_WINDOW else HeadShape(HEADS, DIM, DIM, window)
-            for window, _ in self.layers
+            StateShape(STATE_TENSORS) if kind == STATE else HeadShape(HEADS, DIM, DIM, window_of(kind))
+            for kind, _ in self.layers
         ]
         return record_layout(shapes, torch.bfloat16, record_format, self.record)
 
     def made(self) -> Groups:
         """Its groups, by the parts of its layout."""
-        parts = {part.window: part.index for part in self.layout().parts}
-        return Groups([Group(parts[window], tokens, window) for window, tokens in self.groups], self.record)
+        parts = {part.kind: part.index for part in self.layout().parts}
+        return Groups([Group(parts[kind], tokens, kind) for kind, tokens in self.groups], self.record)
 
 
 @cache
@@ -95,8 +97,8 @@ def number_of(digits: Sequence[float]) -> int:
 def expected_part(kind: Kind, part: int, ids: Sequence[int]) -> np.ndarray:
     """The payload of a part of the last record of `ids` in native bf16, uint8 [payload_bytes]."""
     layout, states = kind.layout(), states_of(ids)
-    layers = [index for index, (window, _) in enumerate(kind.layers) if window == layout.parts[part].window]
-    if layout.parts[part].states:
+    layers = [index for index, (own, _) in enumerate(kind.layers) if own == layout.parts[part].kind]
+    if layout.parts[part].kind == STATE:
         row = np.zeros(layout.parts[part].payload_bytes, dtype=np.uint8)
         for index, sections in zip(layers, layout.parts[part].state_sections, strict=True):
             for section, value in zip(sections, recurrent_values(index, int(states[-1])), strict=True):
@@ -126,8 +128,8 @@ class HybridWorker:
         self.layers = kind.layers
         self.attention: dict[int, Backend] = {}
         self.states: dict[int, list[Tensor]] = {}
-        for index, (window, group) in enumerate(kind.layers):
-            if window == STATE_WINDOW:
+        for index, (part, group) in enumerate(kind.layers):
+            if part == STATE:
                 self.states[index] = [torch.zeros(num_blocks, *shape, dtype=dtype) for shape, dtype in STATE_TENSORS]
             else:
                 shape = BlockShape(self.groups.block_tokens(group), share.count, DIM, DIM)
@@ -138,10 +140,10 @@ class HybridWorker:
         self.port = port_to(owner.address, share)
 
     def _codec(self, layout: KVLayout, part: int, kind: Kind, num_records: int) -> PartCodec:
-        window, device = layout.parts[part].window, torch.device("cpu")
-        layers = [(index, group) for index, (own, group) in enumerate(kind.layers) if own == window]
+        wanted, device = layout.parts[part].kind, torch.device("cpu")
+        layers = [(index, group) for index, (own, group) in enumerate(kind.layers) if own == wanted]
         columns = [self.groups.columns(group) for _, group in layers]
-        if window == STATE_WINDOW:
+        if wanted == STATE:
             tensors = [self.states[index] for index, _ in layers]
             return StateCodec(layout, tensors, columns, num_records=num_records, device=device)
         values = [
@@ -250,7 +252,7 @@ class HybridEngine:
         self.threads = ThreadPoolExecutor(num_workers)
         self.pool = Pool(num_blocks)
         self.align = lcm(*(tokens for _, tokens in kind.groups))
-        self.state_tokens = max((tokens for window, tokens in kind.groups if window == STATE_WINDOW), default=0)
+        self.state_tokens = max((tokens for part, tokens in kind.groups if part == STATE), default=0)
         self.waiting: list[HybridRequest] = []
         self.running: list[HybridRequest] = []
         self.loading: dict[str, HybridRequest] = {}
@@ -416,10 +418,10 @@ class HybridEngine:
     def _rest(self, request: HybridRequest) -> int:
         """Blocks that a request may need in addition to those that it has."""
         length = len(request.ids) + request.left
-        most = {None: length, STATE_WINDOW: 3 * self.state_tokens}
+        most: dict[Part, int] = {FULL: length, STATE: 3 * self.state_tokens}
         sizes = [
-            -(-min(length, most.get(window, (window or 0) + self.budget) + size) // size)
-            for window, size in self.kind.groups
+            -(-min(length, most.get(kind, (window_of(kind) or 0) + self.budget) + size) // size)
+            for kind, size in self.kind.groups
         ]
         return max(0, sum(sizes) - sum(block != NULL for table in request.tables for block in table))
 
@@ -449,8 +451,10 @@ class HybridEngine:
 
     def _skipped(self, group: int, computed: int) -> int:
         """Blocks of a group before those that are needed after so many tokens."""
-        window, size = self.kind.groups[group]
-        return 0 if window is None else max(0, computed - window + (window != STATE_WINDOW)) // size
+        kind, size = self.kind.groups[group]
+        if kind == FULL:
+            return 0
+        return max(0, computed - (kind.window - 1 if isinstance(kind, WindowPart) else 1)) // size
 
     def _allocate(self, request: HybridRequest, tokens: int) -> bool:
         """Give passed blocks back and take those for the next tokens; False if there are too few."""
@@ -461,7 +465,7 @@ class HybridEngine:
                 self.pool.release(table[number])
                 table[number] = NULL
             new.append(max(0, -(-end // size) - len(table)))
-        is_state = [window == STATE_WINDOW for window, _ in self.kind.groups]
+        is_state = [kind == STATE for kind, _ in self.kind.groups]
         if sum(min(count, 1) if one else count for count, one in zip(new, is_state, strict=True)) > len(self.pool.free):
             return False
         for table, count, one in zip(request.tables, new, is_state, strict=True):
@@ -504,15 +508,15 @@ class HybridEngine:
 
     def _publish(self, request: HybridRequest, start: int, end: int) -> None:
         """Let others find the blocks of attention that are full after `end` tokens."""
-        for group, (window, size) in enumerate(self.kind.groups):
-            for number in range(start // size, end // size if window != STATE_WINDOW else 0):
+        for group, (kind, size) in enumerate(self.kind.groups):
+            for number in range(start // size, end // size if kind != STATE else 0):
                 self.pool.publish((group, *request.ids[: (number + 1) * size]), request.tables[group][number])
 
     def _publish_state(self, request: HybridRequest, end: int) -> list[tuple[int, int, int]]:
         """Let others find the states after `end` tokens; return them as the engine offers them."""
         offered = []
-        for group, (window, _) in enumerate(self.kind.groups):
-            if window == STATE_WINDOW:
+        for group, (kind, _) in enumerate(self.kind.groups):
+            if kind == STATE:
                 self.pool.publish((group, *request.ids[:end]), request.tables[group][-1])
                 offered.append((group, request.tables[group][-1], end))
         return offered
@@ -557,7 +561,7 @@ class HybridEngine:
         """What the next token would read that is not what the tokens before it have; empty if nothing is."""
         for worker in self.workers if before else ():
             for index, made in worker.attention.items():
-                window = self.kind.layers[index][0]
+                window = window_of(self.kind.layers[index][0])
                 first = max(0, before - window + 1) if window is not None else 0
                 step = 1 if whole or window is not None else 1 + before // 32
                 positions = np.arange(before - 1, first - 1, -step)

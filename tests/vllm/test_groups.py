@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
-from rekindle.cache.blocks.windows import kept_blocks
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import STATE as STATES
+from rekindle.parts import WindowPart
 from rekindle.store.values import Place, StoredBlock
 from rekindle_vllm.groups import NULL, Group, Groups
 from rekindle_vllm.names import Scope
@@ -16,7 +16,7 @@ from rekindle_vllm.requests import EngineRequest, Scheduled, Tracked
 from rekindle_vllm.settings import BridgeSettings
 from rekindle_vllm.steps import ABSENT
 
-FULL, WINDOW, STATE = Group(0, 16), Group(1, 16, 100), Group(2, 64, STATE_WINDOW)
+FULL, WINDOW, STATE = Group(0, 16), Group(1, 16, WindowPart(100)), Group(2, 64, STATES)
 
 
 def test_a_record_has_the_blocks_of_all_groups_of_its_part() -> None:
@@ -54,7 +54,7 @@ def test_pieces_are_the_largest_runs_within_a_block_and_a_record(tokens: int, pe
 
 
 def test_states_are_where_their_blocks_end() -> None:
-    groups = Groups([Group(0, 16), Group(1, 128, STATE_WINDOW)], 64)
+    groups = Groups([Group(0, 16), Group(1, 128, STATES)], 64)
     table = [[*range(1, 17)], [7, 8]]
     assert [groups.pieces(1, record, table) for record in range(4)] == [(ABSENT,), (7,), (ABSENT,), (8,)]
     assert groups.resume_tokens == 128 and groups.state_groups == [1]
@@ -67,7 +67,7 @@ def test_states_are_where_their_blocks_end() -> None:
 def test_of_windows_all_records_in_blocks_that_the_engine_keeps_are_needed(
     block: int, window: int, records: range
 ) -> None:
-    groups = Groups([FULL, Group(1, block, window), Group(2, 64, STATE_WINDOW)], 64)
+    groups = Groups([FULL, Group(1, block, WindowPart(window)), Group(2, 64, STATES)], 64)
     assert groups.needed(1, 256) == records
     assert groups.needed(0, 256) == range(4) and groups.needed(2, 256) == range(3, 4)
 
@@ -75,10 +75,10 @@ def test_of_windows_all_records_in_blocks_that_the_engine_keeps_are_needed(
 @pytest.mark.parametrize("window", [16, 48, 64, 100, 300])
 @pytest.mark.parametrize("block", [16, 48, 64, 256, 528])
 def test_a_store_keeps_the_records_that_a_point_needs(window: int, block: int) -> None:
-    groups = Groups([FULL, Group(1, block, window), Group(2, 64, STATE_WINDOW)], 64)
+    groups = Groups([FULL, Group(1, block, WindowPart(window)), Group(2, 64, STATES)], 64)
     for point in range(groups.resume_tokens, 5 * groups.resume_tokens, groups.resume_tokens):
-        for part, size in ((1, window), (2, STATE_WINDOW)):
-            kept = {record for at in groups.positions(point) for record in kept_blocks(at, size, 64)}
+        for part, kind in ((1, WindowPart(window)), (2, STATES)):
+            kept = {record for at in groups.positions(point) for record in kind.kept_blocks(at, 64)}
             assert kept >= set(groups.needed(part, point))
         assert block > 64 or groups.positions(point) == {point + 1}
 
@@ -104,7 +104,7 @@ def test_records_are_as_large_as_an_engine_holds_them_at_each_point_of_a_reply(
     assert settings.record_tokens([16, block], (), [(block, window)]) == record
     assert settings.record_tokens([16, block, 16], [96], [(block, window)]) == min(record, 32)
     for size, is_held in ((record, True), (2 * record, record == 64)):
-        groups = Groups([Group(0, 16), Group(1, block, window)], size)
+        groups = Groups([Group(0, 16), Group(1, block, WindowPart(window))], size)
         point = -(-3000 // groups.resume_tokens) * groups.resume_tokens
         passed = (point - window) // block  # of the table in the step that computes the last token before the point
         tables = [range(1, 400), [NULL if number < passed else number + 1 for number in range(point // block)]]
@@ -140,7 +140,7 @@ def test_the_last_point_has_all_parts_that_it_needs() -> None:
 
 
 def test_points_are_where_records_and_all_blocks_end() -> None:
-    points = ResumePoints(Groups([Group(0, 48), Group(1, 16, 64)], 64))
+    points = ResumePoints(Groups([Group(0, 48), Group(1, 16, WindowPart(64))], 64))
     assert points.last(0, stored(*["01"] * 5), 0) == 192 and points.last(0, stored(*["01"] * 2), 0) == 0
 
 

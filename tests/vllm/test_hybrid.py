@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import FULL, STATE, WindowPart
 from rekindle_vllm.planner import PAUSE
 from rekindle_vllm.requests import EngineRequest, Reuse, Scheduled
 from rekindle_vllm.steps import StepReport
@@ -16,24 +16,28 @@ from tests.vllm.engine import DEFAULT, reply_of
 from tests.vllm.hybrid import HybridEngine, HybridRequest, Kind
 from tests.vllm.stored import STATE_OFFSET, Stores, check_parts, damage, prompt, records_of
 
-WINDOWS = Kind(((None, 16), (64, 16), (64, 16)))
-STATES = Kind(((None, 16), (STATE_WINDOW, 64)))
-BOTH = Kind(((None, 16), (64, 16), (64, 16), (STATE_WINDOW, 64)))
+WINDOWS = Kind(((FULL, 16), (WindowPart(64), 16), (WindowPart(64), 16)))
+STATES = Kind(((FULL, 16), (STATE, 64)))
+BOTH = Kind(((FULL, 16), (WindowPart(64), 16), (WindowPart(64), 16), (STATE, 64)))
 KINDS = {"windows": WINDOWS, "states": STATES, "both": BOTH}
 # By blocks and records: the tokens that a text of 340 gives a new process, and the records whose other parts are kept.
 SIZES = {
     "windows": (WINDOWS, 320, {1, 3, 4}),
     "states": (STATES, 320, {1, 3, 4}),
     "both": (BOTH, 320, {1, 3, 4}),
-    "two windows": (Kind(((None, 16), (64, 16), (128, 32))), 320, {0, 1, 2, 3, 4}),
-    "two groups of full attention": (Kind(((None, 16), (None, 32), (64, 16))), 320, {1, 3, 4}),
-    "two groups of states": (Kind(((None, 16), (STATE_WINDOW, 64), (STATE_WINDOW, 64))), 320, {1, 3, 4}),
-    "several records in a block": (Kind(((None, 128), (64, 16), (STATE_WINDOW, 64))), 256, {1, 3}),
-    "windows of several records": (Kind(((None, 16), (100, 128))), 256, {0, 1, 2, 3}),
-    "blocks longer than windows": (Kind(((None, 16), (48, 256), (STATE_WINDOW, 64))), 256, {0, 1, 2, 3}),
-    "blocks across records": (Kind(((None, 48), (64, 16))), 192, {2}),
-    "windows across records": (Kind(((None, 16), (64, 48), (STATE_WINDOW, 192))), 192, {1, 2}),
-    "small records": (Kind(((None, 16), (48, 16), (STATE_WINDOW, 32)), record=16), 320, {5, 6, 7, *range(15, 20)}),
+    "two windows": (Kind(((FULL, 16), (WindowPart(64), 16), (WindowPart(128), 32))), 320, {0, 1, 2, 3, 4}),
+    "two groups of full attention": (Kind(((FULL, 16), (FULL, 32), (WindowPart(64), 16))), 320, {1, 3, 4}),
+    "two groups of states": (Kind(((FULL, 16), (STATE, 64), (STATE, 64))), 320, {1, 3, 4}),
+    "several records in a block": (Kind(((FULL, 128), (WindowPart(64), 16), (STATE, 64))), 256, {1, 3}),
+    "windows of several records": (Kind(((FULL, 16), (WindowPart(100), 128))), 256, {0, 1, 2, 3}),
+    "blocks longer than windows": (Kind(((FULL, 16), (WindowPart(48), 256), (STATE, 64))), 256, {0, 1, 2, 3}),
+    "blocks across records": (Kind(((FULL, 48), (WindowPart(64), 16))), 192, {2}),
+    "windows across records": (Kind(((FULL, 16), (WindowPart(64), 48), (STATE, 192))), 192, {1, 2}),
+    "small records": (
+        Kind(((FULL, 16), (WindowPart(48), 16), (STATE, 32)), record=16),
+        320,
+        {5, 6, 7, *range(15, 20)},
+    ),
 }
 
 

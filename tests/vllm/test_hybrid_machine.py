@@ -10,16 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import FULL, STATE, WindowPart
 from tests.vllm.engine import reply_of
 from tests.vllm.hybrid import HybridEngine, HybridRequest, Kind
 from tests.vllm.stored import PAYLOAD_OFFSET, STATE_OFFSET, Stores, check_parts, damage, prompt, records_of
 
 FAMILIES = [prompt(400, seed) for seed in range(3)]
 KINDS = [
-    Kind(((None, 16), (64, 16), (64, 16), (STATE_WINDOW, 64))),
-    Kind(((None, 128), (48, 16), (STATE_WINDOW, 64))),
-    Kind(((None, 48), (64, 48), (48, 16))),
+    Kind(((FULL, 16), (WindowPart(64), 16), (WindowPart(64), 16), (STATE, 64))),
+    Kind(((FULL, 128), (WindowPart(48), 16), (STATE, 64))),
+    Kind(((FULL, 48), (WindowPart(64), 48), (WindowPart(48), 16))),
 ]
 
 

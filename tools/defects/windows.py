@@ -12,9 +12,9 @@ ANY_ORDER = f"{RESUMED}::test_any_order_of_turns_gives_the_answers_of_no_reuse"
 WINDOWS: tuple[Mutant, ...] = (
     one(
         "a window a token too short",
-        "cache/blocks/windows.py",
-        "return max(0, position - window) // block_tokens",
-        "return max(0, position - window + 2) // block_tokens",
+        "parts.py",
+        "return max(0, position - self.window) // block_tokens",
+        "return max(0, position - self.window + 2) // block_tokens",
         SLOTS,
     ),
     one(
@@ -48,8 +48,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a window released while its table needs it",
         "cache/blocks/table.py",
-        "first = first_held(self.num_tokens, slots.window, self.pool.block_tokens)",
-        "first = first_held(self.num_tokens + self.pool.block_tokens, slots.window, self.pool.block_tokens)",
+        "first = slots.kind.first_held(self.num_tokens, self.pool.block_tokens)",
+        "first = slots.kind.first_held(self.num_tokens + self.pool.block_tokens, self.pool.block_tokens)",
         MACHINE,
     ),
     one(
@@ -62,15 +62,15 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "windows read in the rows of their blocks",
         "kv/step_layout.py",
-        "return self._rows_of(window, np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)",
+        "return self._rows_of(attention_part(window), np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)",
         "return np.asarray(span.blocks, np.int32)",
         ANY_ORDER,
     ),
     one(
         "windows of a copied tail not copied",
         "kv/arena.py",
-        "        for part in self.layout.parts:\n            if part.states:\n",
-        "        for part in self.layout.parts[:1]:\n            if part.states:\n",
+        "        for part in self.layout.parts:\n            if part.kind == STATE:\n",
+        "        for part in self.layout.parts[:1]:\n            if part.kind == STATE:\n",
         ANY_ORDER,
     ),
     one(
@@ -132,8 +132,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a cover that reaches a block too little",
         "store/rows/covers.py",
-        "kept_blocks(position, window, size)",
-        "kept_blocks(position, window, size)[1:]",
+        "kind.kept_blocks(position, size)",
+        "kind.kept_blocks(position, size)[1:]",
         COVERS,
     ),
     one(
@@ -195,7 +195,7 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "purged windows not overwritten",
         "engine/core/purge.py",
-        "            arena.wipe_row(part.index, row)\n",
+        "            arena.wipe_row(part, row)\n",
         "            pass\n",
         TURNS,
     ),

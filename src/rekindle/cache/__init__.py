@@ -25,6 +25,7 @@ from rekindle.cache.library.entries import CacheConfig, CacheEntry, CacheStats, 
 from rekindle.cache.library.manager import CacheManager
 from rekindle.cache.trie.keys import Key, Keys
 from rekindle.cache.trie.radix import RadixTrie
+from rekindle.parts import StatePart, WindowPart
 
 __all__ = [
     "HASH_BYTES",
@@ -46,7 +47,9 @@ __all__ = [
     "Published",
     "RadixTrie",
     "SharedPrefix",
+    "StatePart",
     "TokenIds",
+    "WindowPart",
     "WindowSlots",
     "analyze_batch",
     "block_hash",

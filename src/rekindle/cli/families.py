@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rekindle.cli.console import console
 from rekindle.model.families import FAMILIES, Family
+from rekindle.parts import WindowPart
 
 HEAD = ("family", "notes", "served", "promise", "KV bytes a token", "and", "of all layers in 16 bits")
 
@@ -58,9 +59,9 @@ def described(family: Family) -> dict[str, Any]:
             "name": family.example.name,
             "kv_bytes_per_token": layout.parts[0].payload_bytes / layout.block_tokens,
             "window_bytes_per_token": {
-                str(part.window): part.payload_bytes / layout.block_tokens
-                for part in layout.ending_parts
-                if not part.states
+                str(kind.window): layout.parts[index].payload_bytes / layout.block_tokens
+                for index, kind in layout.ending.items()
+                if isinstance(kind, WindowPart)
             },
             "kv_bytes_per_token_16bit": layout.token_bytes_16bit,
             "snapshot_bytes": None if layout.state_part is None else layout.state_part.payload_bytes,

@@ -243,7 +243,7 @@ class Builder:
             pool=BlockPool(
                 arena.num_blocks,
                 spec.layout.block_tokens,
-                windows=tuple(arena.windows.values()),
+                windows=tuple(arena.slots.values()),
             ),
             arena=arena,
             store=store,
@@ -337,7 +337,7 @@ class Builder:
             new_table=self.cache.new_table,
             submit=self._submit,
             wake=self.loop.wake,
-            only_at_points=bool(spec.layout.ending_parts),
+            only_at_points=bool(spec.layout.ending),
             tier=self.imports,
         )
 

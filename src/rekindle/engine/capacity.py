@@ -11,18 +11,18 @@ from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.config import HOT_SHARE, MOST_HOT_BYTES, CacheSettings, StoreSettings
 from rekindle.errors import ConfigError
 from rekindle.model.device import total_bytes
-from rekindle.spec import KVLayout, ModelSpec, PartLayout
+from rekindle.parts import LEAST_STATES, StatePart
+from rekindle.spec import ModelSpec
 
 # How hot memory is divided for models with windows and states: as for conversations of this length with this many
 # resume points.
 TYPICAL_TOKENS = 8192
 TYPICAL_POINTS = 2
-LEAST_STATES = 8  # of a request: its last two blocks, and some resume points, which can do without
 
 
 @dataclass(frozen=True, slots=True)
 class HotSizes:
-    """Blocks in hot memory, slots for the parts of windows and states, and the tokens that a request may have."""
+    """Blocks in hot memory, slots for the parts that end, and the tokens that a request may have."""
 
     num_blocks: int
     windows: tuple[WindowSlots, ...]
@@ -39,39 +39,25 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     if num_blocks < 2:
         need = 2 * layout.block_bytes
         raise ConfigError(f"hot_bytes={wanted} holds less than two blocks of this model: give at least {need}")
-    least = [_least_slots(layout, part, chunk_tokens) for part in layout.ending_parts]
-    rest = [part.payload_bytes for part in layout.ending_parts]
-    shares = [_share(layout, part) for part in layout.ending_parts]
-    per_block = layout.parts[0].payload_bytes + sum(share * size for share, size in zip(shares, rest, strict=True))
-    more = (wanted - sum(slots * size for slots, size in zip(least, rest, strict=True))) / per_block
+    kinds, sizes = layout.ending.values(), [layout.parts[index].payload_bytes for index in layout.ending]
+    least = [kind.least_slots(chunk_tokens, layout.block_tokens) for kind in kinds]
+    kept = [kind.most_kept(TYPICAL_TOKENS, layout.block_tokens) for kind in kinds]
+    shares = [min(1.0, TYPICAL_POINTS * count * layout.block_tokens / TYPICAL_TOKENS) for count in kept]
+    per_block = layout.parts[0].payload_bytes + sum(share * size for share, size in zip(shares, sizes, strict=True))
+    more = (wanted - sum(slots * size for slots, size in zip(least, sizes, strict=True))) / per_block
     num_blocks = max(num_blocks, int(more))
     slots = [min(num_blocks, max(count, int(share * num_blocks))) for count, share in zip(least, shares, strict=True)]
-    if layout.states and slots[-1] < LEAST_STATES:
+    if any(isinstance(kind, StatePart) and count < LEAST_STATES for kind, count in zip(kinds, slots, strict=True)):
         need = LEAST_STATES * layout.block_bytes
         raise ConfigError(
             f"hot_bytes={wanted} holds less than {LEAST_STATES} blocks with snapshots of recurrent state, which one "
             f"request may need: give at least {need}"
         )
     windows = tuple(
-        WindowSlots(part.window, num_slots=count + 1, num_blocks=num_blocks)
-        for part, count in zip(layout.ending_parts, slots, strict=True)
-        if part.window is not None
+        WindowSlots(kind, num_slots=count + 1, num_blocks=num_blocks) for kind, count in zip(kinds, slots, strict=True)
     )
     # One block stays for the copy of a shared tail while its original is still held.
     return HotSizes(num_blocks, windows, min(spec.max_context, (num_blocks - 1) * layout.block_tokens))
-
-
-def _least_slots(layout: KVLayout, part: PartLayout, chunk_tokens: int) -> int:
-    """Return the slots for one request: its window, the blocks of a chunk, and a copy of a shared tail; of states those
-    that it holds, and its resume points."""
-    if part.states:
-        return LEAST_STATES
-    return layout.cover_blocks(part) + -(-chunk_tokens // layout.block_tokens) + 2
-
-
-def _share(layout: KVLayout, part: PartLayout) -> float:
-    """Return for how many of the blocks there is a slot."""
-    return min(1.0, TYPICAL_POINTS * layout.cover_blocks(part) * layout.block_tokens / TYPICAL_TOKENS)
 
 
 def check_budget(settings: CacheSettings, device: str) -> None:

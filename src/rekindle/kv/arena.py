@@ -1,7 +1,7 @@
 """The bytes of all hot blocks: per part one uint8 tensor [rows, payload_bytes], layers are strided views of it.
 
-Every block has a row in the part of the full-attention layers, its own; in those that end, of windows and states, it
-has the row that `WindowSlots` give it, or none. Knows nothing of what a block means, who holds it or whether it is
+Every block has a row in the full part, its own; in those that end (see `rekindle.parts`) it has the row that
+`WindowSlots` give it, or none. Knows nothing of what a block means, who holds it or whether it is
 free. Invariant (verified by `check`): the bytes of every row decode to finite numbers, so attention may read past a
 sequence's end and mask the result.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rekindle.cache.blocks.windows import ABSENT, WindowSlots
 from rekindle.kv.coded import CODECS
+from rekindle.parts import STATE, Part
 from rekindle.spec import KVLayout, LayerSpec, PartLayout, Section
 
 TORCH_DTYPES = {
@@ -84,7 +85,7 @@ class LayerView:
 class KVArena:
     """Hot bytes of `num_blocks` blocks on `device`, initially zero; pages are touched as blocks are used.
 
-    Parts of a window that `windows` have no slots for have a row for every block.
+    Parts of a kind that `windows` have no slots for have a row for every block.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class KVArena:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = torch.device(device)
-        self.windows: dict[int | None, WindowSlots] = {slots.window: slots for slots in windows}
+        self.slots: dict[Part, WindowSlots] = {slots.kind: slots for slots in windows}
         with torch.inference_mode(False):
             self.parts = tuple(
                 _zeros(self.num_rows(part.index), part.payload_bytes, self.device) for part in layout.parts
@@ -107,10 +108,10 @@ class KVArena:
                 for part, part_layout in enumerate(layout.parts)
                 for position, spec in enumerate(part_layout.layers)
             }
-            state = layout.state_part
-            sections = zip(layout.states, state.state_sections, strict=True) if state is not None else ()
             self._states = {
-                spec.index: tuple(_section_view(self.parts[-1], section) for section in own) for spec, own in sections
+                spec.index: tuple(_section_view(rows, section) for section in sections)
+                for part, rows in zip(layout.parts, self.parts, strict=True)
+                for spec, sections in zip(part.states, part.state_sections, strict=True)
             }
 
     def _layer_view(self, part: int, position: int) -> LayerView:
@@ -134,26 +135,26 @@ class KVArena:
 
     def num_rows(self, part: int) -> int:
         """Return the number of rows of a part."""
-        slots = self.windows.get(self.layout.parts[part].window)
+        slots = self.slots.get(self.layout.parts[part].kind)
         return self.num_blocks if slots is None else slots.num_slots
 
     def has(self, part: int, block: int) -> bool:
         """Whether a block has this part."""
-        slots = self.windows.get(self.layout.parts[part].window)
+        slots = self.slots.get(self.layout.parts[part].kind)
         return slots is None or slots.has(block)
 
     def row(self, part: int, block: int) -> int:
         """Return the row of a block in a part; ValueError if the block lacks this part."""
-        slots = self.windows.get(self.layout.parts[part].window)
+        slots = self.slots.get(self.layout.parts[part].kind)
         if slots is None:
             return block
         if not slots.has(block):
-            raise ValueError(f"block {block} has no part for the window of {slots.window} tokens")
+            raise ValueError(f"block {block} has no part {slots.kind.name}")
         return int(slots.slot_of[block])
 
-    def rows_of(self, window: int | None, blocks: np.ndarray) -> np.ndarray:
-        """Return the rows int32 of these blocks in the part of a window; for those without it one that is zero."""
-        slots = self.windows.get(window)
+    def rows_of(self, kind: Part, blocks: np.ndarray) -> np.ndarray:
+        """Return the rows int32 of these blocks in the part of a kind; for those without it one that is zero."""
+        slots = self.slots.get(kind)
         return blocks if slots is None else slots.slot_of[blocks]
 
     def populate(self, first: int, end: int) -> bool:
@@ -174,7 +175,7 @@ class KVArena:
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` tokens of all parts, and a whole state; the rest of `target` is unchanged."""
         for part in self.layout.parts:
-            if part.states:
+            if part.kind == STATE:
                 if self.has(part.index, source) and self.has(part.index, target):
                     rows = self.parts[part.index]
                     rows[self.row(part.index, target)].copy_(rows[self.row(part.index, source)])
@@ -226,7 +227,7 @@ class KVArena:
     def check(self) -> None:
         """Assert that every row of every layer is finite once decoded, and that absent parts were never written."""
         for part in self.layout.parts:
-            assert part.window not in self.windows or not self.parts[part.index][ABSENT].any(), "row 0 was written"
+            assert part.kind not in self.slots or not self.parts[part.index][ABSENT].any(), "row 0 was written"
         for index, tensors in self._states.items():
             assert all(bool(tensor.isfinite().all()) for tensor in tensors), f"a state of layer {index} is not finite"
         for index, layer in self._layers.items():

@@ -17,9 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from rekindle.cache.blocks.windows import ABSENT
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import STATE, Part, attention_part
 
-RowsOf = Callable[[int | None, np.ndarray], np.ndarray]
+RowsOf = Callable[[Part, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SequenceSpan:
     num_stored: int
 
 
-def same_rows(window: int | None, blocks: np.ndarray) -> np.ndarray:
+def same_rows(kind: Part, blocks: np.ndarray) -> np.ndarray:
     """The rows of blocks where every block has one in each part, its own."""
     return blocks
 
@@ -43,7 +43,7 @@ def same_rows(window: int | None, blocks: np.ndarray) -> np.ndarray:
 class StepLayout:
     """Rows in the order of `spans`, padded to `num_rows` with rows that nothing reads and nobody writes.
 
-    `rows_of` gives the arena's rows of blocks for a window, as `KVArena.rows_of`. ValueError if rows do not fit, a span
+    `rows_of` gives the arena's rows of blocks in a part, as `KVArena.rows_of`. ValueError if rows do not fit, a span
     is empty, or blocks are missing for its positions.
     """
 
@@ -85,18 +85,18 @@ class StepLayout:
     def row_blocks(self, window: int | None) -> np.ndarray:
         """Where each row is written in the part of a window, int32 [rows]: a row of the arena, -1 if it is not."""
         if window not in self._targets:
-            targets = np.where(self.written, self._rows_of(window, self._blocks), -1)
+            targets = np.where(self.written, self._rows_of(attention_part(window), self._blocks), -1)
             self._targets[window] = targets.astype(np.int32)
         return self._targets[window]
 
     def context(self, window: int | None, span: SequenceSpan) -> np.ndarray:
         """The arena's rows of a span's blocks in the part of a window, int32 [blocks]."""
-        return self._rows_of(window, np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)
+        return self._rows_of(attention_part(window), np.asarray(span.blocks, np.int32)).astype(np.int32, copy=False)
 
     @cached_property
     def states(self) -> StatePlan:
         """Where the states of recurrent layers come from and go to."""
-        return StatePlan.build(self.spans, self.block_tokens, lambda blocks: self._rows_of(STATE_WINDOW, blocks))
+        return StatePlan.build(self.spans, self.block_tokens, lambda blocks: self._rows_of(STATE, blocks))
 
 
 @dataclass(frozen=True, slots=True)

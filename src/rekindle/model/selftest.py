@@ -24,7 +24,8 @@ from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
 from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
-from rekindle.spec import CODED, STATE_WINDOW, KVLayout, LayerSpec
+from rekindle.parts import STATE
+from rekindle.spec import CODED, KVLayout, LayerSpec
 
 LARGE_MODEL = 1_000_000_000
 PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
@@ -79,7 +80,7 @@ def _slots_for_states(layout: KVLayout, tables: Sequence[Sequence[int]]) -> list
     if not layout.states:
         return []
     blocks = [tables[0][-1], *(block for table in tables[1:] for block in table)]
-    slots = WindowSlots(STATE_WINDOW, num_slots=len(blocks) + 1, num_blocks=sum(map(len, tables)))
+    slots = WindowSlots(STATE, num_slots=len(blocks) + 1, num_blocks=sum(map(len, tables)))
     for block in blocks:
         slots.take(block)
     return [slots]

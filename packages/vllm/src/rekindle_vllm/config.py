@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from rekindle.errors import ModelRefused
-from rekindle.spec import STATE_WINDOW, KVLayout
+from rekindle.parts import STATE, Part, WindowPart, attention_part
+from rekindle.spec import KVLayout
 from rekindle_vllm.groups import Group, Groups
 from rekindle_vllm.names import Computation, HeadShape, StateShape, record_layout
 from rekindle_vllm.refusals import EngineFacts
@@ -30,10 +31,10 @@ class EngineLayer:
     group: int
 
     @property
-    def window(self) -> int | None:
-        """Tokens that the engine keeps of it, `STATE_WINDOW` for a state; None: all."""
+    def kind(self) -> Part:
+        """What the engine keeps of it."""
         kind = kind_of(self.spec)
-        return STATE_WINDOW if kind == "state" else int(self.spec.sliding_window) if kind == "window" else None
+        return STATE if kind == "state" else attention_part(int(self.spec.sliding_window) if kind == "window" else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +50,33 @@ class Geometry:
     def of(cls, vllm_config: Any, kv_cache_config: Any, settings: BridgeSettings) -> Geometry:
         """What vLLM's two configs say; ModelRefused where layers differ in what records cannot have."""
         layers = layers_of(kv_cache_config)
-        attending = [layer.spec for layer in layers if layer.window != STATE_WINDOW]
+        attending = [layer.spec for layer in layers if layer.kind != STATE]
         dtypes = {spec.dtype for spec in attending}
         if len(dtypes) != 1:
             raise ModelRefused(f"layers keep KV in {dtypes}, and may not differ in this")
         dtype = dtypes.pop()
         sizes = [_block_tokens(layers, number) for number in range(len(kv_cache_config.kv_cache_groups))]
-        windows = [next(layer.window for layer in layers if layer.group == number) for number in range(len(sizes))]
-        each = list(zip(sizes, windows, strict=True))
+        kinds = [next(layer.kind for layer in layers if layer.group == number) for number in range(len(sizes))]
+        each = list(zip(sizes, kinds, strict=True))
         record_tokens = settings.record_tokens(
-            [size for size, window in each if window != STATE_WINDOW],
-            [size for size, window in each if window == STATE_WINDOW],
-            [(size, window) for size, window in each if window is not None and window != STATE_WINDOW],
+            [size for size, kind in each if kind != STATE],
+            [size for size, kind in each if kind == STATE],
+            [(size, kind.window) for size, kind in each if isinstance(kind, WindowPart)],
         )
         shapes = [_shape(layer, vllm_config) for layer in layers]
         layout = record_layout(shapes, dtype, settings.format, record_tokens)
-        parts = {part.window: part.index for part in layout.parts}
-        groups = [Group(parts[window], size, window) for size, window in each]
+        parts = {part.kind: part.index for part in layout.parts}
+        groups = [Group(parts[kind], size, kind) for size, kind in each]
         return cls(layers, Groups(groups, record_tokens), dtype, layout)
 
     def of_part(self, part: int) -> list[EngineLayer]:
         """The layers whose KV or states a part of a record holds, in the layout's order."""
-        window = self.layout.parts[part].window
-        return [layer for layer in self.layers if layer.window == window]
+        return [layer for layer in self.layers if layer.kind == self.layout.parts[part].kind]
 
 
 def _shape(layer: EngineLayer, vllm_config: Any) -> HeadShape | StateShape:
     spec, workers = layer.spec, vllm_config.parallel_config.tensor_parallel_size
-    if layer.window == STATE_WINDOW:
+    if layer.kind == STATE:
         return StateShape(tuple(zip((tuple(shape) for shape in spec.shapes), spec.dtypes, strict=True)))
     total = int(spec.num_kv_heads) if workers == 1 else total_heads(vllm_config)
     if spec.num_kv_heads != max(1, total // workers):
@@ -84,14 +84,16 @@ def _shape(layer: EngineLayer, vllm_config: Any) -> HeadShape | StateShape:
             f"layer {layer.name} has other K/V heads than the model says, which several workers cannot share here: set "
             "--tensor-parallel-size 1"
         )
-    return HeadShape(total, spec.head_size, spec.head_size_v, layer.window)
+    return HeadShape(
+        total, spec.head_size, spec.head_size_v, layer.kind.window if isinstance(layer.kind, WindowPart) else None
+    )
 
 
 def _block_tokens(layers: Sequence[EngineLayer], group: int) -> int:
     sizes = {int(layer.spec.block_size) for layer in layers if layer.group == group}
-    windows = {layer.window for layer in layers if layer.group == group}
-    if len(sizes) != 1 or len(windows) != 1:
-        raise ModelRefused(f"layers of one KV cache group have blocks of {sizes} tokens and windows of {windows}")
+    kinds = {layer.kind.name for layer in layers if layer.group == group}
+    if len(sizes) != 1 or len(kinds) != 1:
+        raise ModelRefused(f"layers of one KV cache group have blocks of {sizes} tokens and parts {kinds}")
     return sizes.pop()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import FULL, STATE, FullPart, Part, StatePart, WindowPart
 from rekindle_vllm.steps import ABSENT, Blocks
 
 NULL = 0  # the block that an engine puts where a request needs none
@@ -22,13 +22,13 @@ Tables = Sequence[Sequence[int]]  # a request's blocks by group, in the order of
 class Group:
     """Layers with blocks of their own that hold `part` of a record, or some layers of it.
 
-    A block has K and V of `block_tokens` tokens, of which the engine keeps the last `window` (None: all of them); with
-    `STATE_WINDOW` it has the state after as many.
+    A block has K and V of `block_tokens` tokens, of which the engine keeps what its `kind` says, or the state after as
+    many.
     """
 
     part: int
     block_tokens: int
-    window: int | None = None
+    kind: Part = FULL
 
 
 class Groups:
@@ -44,11 +44,12 @@ class Groups:
         self._of_part: dict[int, list[int]] = {}
         for number, group in enumerate(groups):
             self._of_part.setdefault(group.part, []).append(number)
-        self.parts = tuple(sorted(self._of_part))
+        self.kinds = {part: groups[numbers[0]].kind for part, numbers in sorted(self._of_part.items())}
+        self.parts = tuple(self.kinds)
         assert self.parts == tuple(range(len(self.parts))), "a part has no group"
-        self.state_groups = [number for number, group in enumerate(groups) if group.window == STATE_WINDOW]
+        self.state_groups = [number for number, group in enumerate(groups) if group.kind == STATE]
         for group in groups:
-            assert group.window != STATE_WINDOW or group.block_tokens % record_tokens == 0, "a state is inside a record"
+            assert group.kind != STATE or group.block_tokens % record_tokens == 0, "a state is inside a record"
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -56,11 +57,7 @@ class Groups:
     @property
     def ending_parts(self) -> tuple[int, ...]:
         """The parts that an engine keeps near the end of a sequence only."""
-        return self.parts[1:]
-
-    def window(self, part: int) -> int | None:
-        """Tokens that an engine keeps of a part, `STATE_WINDOW` for states; None: all."""
-        return self._groups[self._of_part[part][0]].window
+        return tuple(part for part, kind in self.kinds.items() if kind != FULL)
 
     def block_tokens(self, group: int) -> int:
         """Tokens of a block of a group."""
@@ -69,7 +66,7 @@ class Groups:
     def pieces_per_block(self, group: int) -> int:
         """Pieces of a block of a group, 1 for states."""
         size = self._groups[group].block_tokens
-        return 1 if self._groups[group].window == STATE_WINDOW else size // gcd(size, self.record_tokens)
+        return 1 if self._groups[group].kind == STATE else size // gcd(size, self.record_tokens)
 
     def columns(self, group: int) -> slice:
         """Which of the pieces of a record's part are those of a group."""
@@ -87,14 +84,15 @@ class Groups:
         others that share them.
         """
         end = point // self.record_tokens
-        window = self.window(part)
-        if window is None:
-            return range(end)
-        if window == STATE_WINDOW:
-            return range(end - 1, end)
-        sizes = (self._groups[group].block_tokens for group in self._of_part[part])
-        first = min(max(0, point - window + 1) // size * size for size in sizes)
-        return range(first // self.record_tokens, end)
+        match self.kinds[part]:
+            case FullPart():
+                return range(end)
+            case StatePart():
+                return range(end - 1, end)
+            case WindowPart(window):
+                sizes = (self._groups[group].block_tokens for group in self._of_part[part])
+                first = min(max(0, point - window + 1) // size * size for size in sizes)
+                return range(first // self.record_tokens, end)
 
     def needs(self, point: int) -> set[tuple[int, int]]:
         """The parts that end, each with the number of its record, that an engine needs after `point` tokens."""
@@ -106,12 +104,10 @@ class Groups:
         A store keeps for each a window before it and one record more, and an engine needs all that is in its blocks.
         """
         found = {point + 1}  # the token that is computed first
-        for part in self.ending_parts:
-            window = self.window(part)
-            assert window is not None, f"part {part} does not end"
+        for part, kind in self.kinds.items():
             first, size = self.needed(part, point).start, self.record_tokens
-            if window != STATE_WINDOW and (point + 1 - size - window) // size > first:
-                found.update(range((first + 1) * size + window, point + 1, window))
+            if isinstance(kind, WindowPart) and (point + 1 - size - kind.window) // size > first:
+                found.update(range((first + 1) * size + kind.window, point + 1, kind.window))
         return found
 
     def pieces(self, part: int, record: int, tables: Tables, start: int = 0, end: int = 1 << 62) -> Blocks:
@@ -123,11 +119,11 @@ class Groups:
 
     def _pieces_per_record(self, group: int) -> int:
         size = self._groups[group].block_tokens
-        return 1 if self._groups[group].window == STATE_WINDOW else self.record_tokens // gcd(size, self.record_tokens)
+        return 1 if self._groups[group].kind == STATE else self.record_tokens // gcd(size, self.record_tokens)
 
     def _pieces(self, group: int, record: int, table: Sequence[int], start: int, end: int) -> Iterable[int]:
         size = self._groups[group].block_tokens
-        if self._groups[group].window == STATE_WINDOW:
+        if self._groups[group].kind == STATE:
             last = (record + 1) * self.record_tokens
             number = last // size - 1
             yield table[number] if last % size == 0 and table[number] != NULL and start < last <= end else ABSENT

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rekindle.errors import ConfigError
+from rekindle.parts import STATE
 from rekindle.spec import KVLayout, PartLayout, Section
 
 Bytes = npt.NDArray[np.uint8]
@@ -59,7 +60,7 @@ class HeadCopies:
 
     def __init__(self, share: HeadShare, whole: KVLayout, part: int = 0) -> None:
         own = share.layout(whole)
-        assert share.num_workers == 1 or not whole.parts[part].states, "states are not divided among workers"
+        assert share.num_workers == 1 or whole.parts[part].kind != STATE, "states are not divided among workers"
         self.payload_bytes = own.parts[part].payload_bytes
         self._ranges = list(_ranges(share, whole.parts[part], own.parts[part]))
 
@@ -76,7 +77,7 @@ class HeadCopies:
 
 def _ranges(share: HeadShare, whole: PartLayout, own: PartLayout) -> Iterator[tuple[int, int, int]]:
     """Where each section's heads are in a whole payload and in the worker's, and their bytes."""
-    if whole.states:
+    if whole.kind == STATE:
         yield 0, 0, whole.payload_bytes
     for there, here in zip(_sections(whole), _sections(own), strict=True):
         of_head = there.num_bytes // share.total

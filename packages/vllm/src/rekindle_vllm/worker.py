@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rekindle.compute.cpu.kernels import library
+from rekindle.parts import STATE
 from rekindle.spec import PartLayout
 from rekindle_vllm.codec import Codec, PartCodec, alone
 from rekindle_vllm.config import EngineLayer, Geometry, total_heads
@@ -59,13 +60,13 @@ class EngineWorker:
         device = kv_caches[layers[0].name].device
         buffer_bytes = BUFFER_BYTES if device.type == "cpu" else DEVICE_BUFFER_BYTES
         num_records = max(2, min(256, buffer_bytes // layout.parts[part.index].payload_bytes))
-        if part.states:
+        if part.kind == STATE:
             tensors = [self._layers[layer.name].kv_cache for layer in layers]  # of which vLLM gives us bytes alone
             return StateCodec(layout, tensors, columns, num_records=num_records, device=device)
         values = [self._learn(layer, kv_caches[layer.name], num_blocks) for layer in layers]
         strided = all(each.k.is_strided and each.v.is_strided for each in values)
         form = "in strides" if strided else "in an order of their own (slower)"
-        logger.info("blocks of the part %s hold keys and values %s", part.name, form)
+        logger.info("blocks of the part %s hold keys and values %s", part.kind.name, form)
         return Codec(
             alone(layout, layout.parts[part.index]),
             values,

@@ -9,8 +9,8 @@ Does not know bytes: it returns which tokens to copy, the arena copies them. All
 
 One step is: `prepare(n)`, copy what it returns, the forward pass, `publish(ids)`, `end_parts()`. At the end of a
 turn: `seal`. Invariants: the block that holds the next position is private; blocks before it are never written again.
-Of each window, the parts of its last blocks are held, as far back as the next token needs them; of states, those of the
-last block and of the last full one, and until they are passed those that resume points keep.
+Parts that end (see `rekindle.parts`) are held as far back as the next token needs them, and until they are passed those
+that were written for resume points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rekindle.cache.blocks.contents import BlockCopy as BlockCopy
 from rekindle.cache.blocks.contents import check_hash
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, Ids, TokenIds, token_ids
 from rekindle.cache.blocks.pool import BlockPool
-from rekindle.cache.blocks.windows import blocks_with_slots, first_held, first_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,8 @@ class BlockTable:
         self.num_tokens = 0
         self.names: list[BlockHash] = []  # hashes of the leading full blocks, as far as they are published
         self._sources: list[int] = []
-        self._source_parts: list[tuple[int, int]] = []  # of the sources: window, block
-        self._held: list[deque[int]] = [deque() for _ in pool.windows]  # per window: indices of blocks with held parts
+        self._source_parts: list[tuple[int, int]] = []  # of the sources: kind, block
+        self._held: list[deque[int]] = [deque() for _ in pool.windows]  # per kind: indices of blocks with held parts
 
     @property
     def capacity_tokens(self) -> int:
@@ -57,7 +56,7 @@ class BlockTable:
 
     @property
     def num_parts_held(self) -> list[int]:
-        """Number of parts that it holds of each window, and of states."""
+        """Number of parts that it holds of each kind that ends."""
         return [len(held) for held in self._held]
 
     def head(self, root: BlockHash) -> BlockHash:
@@ -84,8 +83,8 @@ class BlockTable:
         num_before = len(self.blocks) - len(blocks)
         self.end_parts()
         for which, slots in enumerate(self.pool.windows):
-            needed = first_needed(num_tokens, slots.window, block_tokens)
-            for index in range(max(num_before, first_held(num_tokens, slots.window, block_tokens)), len(self.blocks)):
+            needed, first = (at(num_tokens, block_tokens) for at in (slots.kind.first_needed, slots.kind.first_held))
+            for index in range(max(num_before, first), len(self.blocks)):
                 if index >= needed or slots.has(self.blocks[index]):
                     slots.hold(self.blocks[index])
                     self._held[which].append(index)
@@ -95,8 +94,8 @@ class BlockTable:
 
         A last block that is shared or published is replaced by a private one that takes over its stored tokens: at most
         one copy, to be made before any other call on this table. None is a shortage, and leaves the table unchanged.
-        No effect if there is nothing to write. States are kept for those `resume_points` that are among the positions,
-        if there are slots for all of them.
+        No effect if there is nothing to write. Kinds of parts that are not written throughout are for those
+        `resume_points` that are among the positions, if there are slots for all of them.
         """
         self._release_sources()
         if num_tokens <= self.num_tokens:
@@ -112,8 +111,8 @@ class BlockTable:
             for which in range(len(self.pool.windows))
         ]
         for slots, wanted in zip(self.pool.windows, lacking, strict=True):
-            if len(wanted) > slots.num_available and slots.are_for_states:
-                del wanted[:-1]  # resume points do without
+            if len(wanted) > slots.num_available and slots.kind.can_skip_resume_points:
+                del wanted[:-1]
             if len(wanted) > slots.num_available:
                 return None
         copy = self.pool.copy_on_write(self.blocks[last], self.num_tokens % block_tokens) if must_copy else None
@@ -142,8 +141,8 @@ class BlockTable:
     def _lacking(self, which: int, num_tokens: int, resume_points: Collection[int], *, must_copy: bool) -> list[int]:
         """Return the indices of blocks that need a slot of a window to be written up to `num_tokens`."""
         size, held = self.pool.block_tokens, self._held[which]
-        first, window = self.num_tokens // size, self.pool.windows[which].window
-        wanted = blocks_with_slots(first, -(-num_tokens // size), window, size, resume_points)
+        first, kind = self.num_tokens // size, self.pool.windows[which].kind
+        wanted = kind.written_blocks(first, -(-num_tokens // size), size, resume_points)
         last = held[-1] if held else -1
         lacking = [index for index in wanted if index > last or index not in held]
         return [first, *(index for index in lacking if index > first)] if must_copy else lacking
@@ -180,7 +179,7 @@ class BlockTable:
     def end_parts(self) -> None:
         """Release the parts that no token from the end on needs; what resume points need was marked before."""
         for slots, held in zip(self.pool.windows, self._held, strict=True):
-            first = first_held(self.num_tokens, slots.window, self.pool.block_tokens)
+            first = slots.kind.first_held(self.num_tokens, self.pool.block_tokens)
             while held and held[0] < first:
                 slots.release(self.blocks[held.popleft()])
 

@@ -1,8 +1,4 @@
-"""Slots for parts that end: K and V of layers with a window, and states of recurrent layers, kept for the blocks in
-which a resume point needs them.
-
-A state is a window of one token, `STATE_WINDOW`: the slot of a block has the state after its last token, or after the
-last one that was computed. A sequence goes on from a state at the end of a block only, so its resume points lie there.
+"""Slots for parts that end (see `rekindle.parts`), of the blocks that have them.
 
 Owns which blocks have such a part in hot memory, and where. Does not know its bytes, nor whether the block itself is
 held. Slot 0 is that of all blocks without the part: nothing is written there, and what is read there is masked.
@@ -16,60 +12,23 @@ then what resume points need, the least recently used first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from rekindle.spec import STATE_WINDOW
+from rekindle.parts import EndingPart
 
 ABSENT = 0  # the slot of a block without the part
 
 
-def first_needed(position: int, window: int, block_tokens: int) -> int:
-    """Return the first block whose part the token at `position` needs, or the one before it, which may run again."""
-    return max(0, position - window) // block_tokens
-
-
-def first_held(position: int, window: int, block_tokens: int) -> int:
-    """Return the first block whose part a sequence with `position` tokens holds; of states, that of the last full block
-    too."""
-    first = first_needed(position, window, block_tokens)
-    return max(0, first - 1) if window == STATE_WINDOW else first
-
-
-def kept_blocks(position: int, window: int, block_tokens: int) -> range:
-    """Return the blocks whose part a resume point at `position` keeps: one more than it needs.
-
-    So a prompt may leave the text up to a block before the point. Of states it is one, at the last end of a block
-    before `position`: the last token of a prompt is always computed.
-    """
-    if window == STATE_WINDOW:
-        end = max(0, position - 1) // block_tokens
-        return range(max(0, end - 1), end)
-    return range(first_needed(position - block_tokens, window, block_tokens), -(-position // block_tokens))
-
-
-def blocks_with_slots(
-    first: int, end: int, window: int, block_tokens: int, resume_points: Collection[int]
-) -> Collection[int]:
-    """Return which of the blocks [first, end) need a slot while they are computed: all of a window's.
-
-    Of states the last one, and those that resume points keep.
-    """
-    if window != STATE_WINDOW:
-        return range(first, end)
-    kept = {block for at in resume_points for block in kept_blocks(at, window, block_tokens)}
-    return sorted({block for block in kept if first <= block < end} | {*range(max(first, end - 1), end)})
-
-
 class WindowSlots:
-    """`num_slots` slots for the parts of `window` tokens in `num_blocks` blocks, `STATE_WINDOW` for states.
+    """`num_slots` slots for the parts of one kind in `num_blocks` blocks.
 
     `slot_of` [num_blocks] is the slot of each block, `ABSENT` for those without one.
     """
 
-    def __init__(self, window: int, *, num_slots: int, num_blocks: int) -> None:
-        self.window = window
+    def __init__(self, kind: EndingPart, *, num_slots: int, num_blocks: int) -> None:
+        self.kind = kind
         self.num_slots = num_slots
         self.slot_of = np.zeros(num_blocks, dtype=np.int32)
         self._block_of = [-1] * num_slots
@@ -83,14 +42,9 @@ class WindowSlots:
     def __repr__(self) -> str:
         held = self.num_slots - 1 - self.num_available
         return (
-            f"<WindowSlots of {self.num_slots:,} slots for windows of {self.window} tokens: {len(self._free):,} free, "
+            f"<WindowSlots of {self.num_slots:,} slots for parts {self.kind.name}: {len(self._free):,} free, "
             f"{len(self._passed):,} passed, {len(self._kept):,} kept, {held:,} held>"
         )
-
-    @property
-    def are_for_states(self) -> bool:
-        """Whether they have recurrent states in place of a window's K and V."""
-        return self.window == STATE_WINDOW
 
     @property
     def num_available(self) -> int:
@@ -218,24 +172,18 @@ class WindowSlots:
         assert set(taken.values()) <= set(filled), "a free block has a part"
 
 
-# Resume points: positions of a stored sequence at which the state of every layer is at hand.
-#
-# Blocks alone are enough for layers with full attention. A layer with a window also needs its parts of the blocks in
-# the window before the position, a recurrent layer its state at the end of the last one; other blocks have none.
-
-
 def resume_position(
-    num_tokens: int, windows: Sequence[int], block_tokens: int, has_part: Callable[[int, int], bool]
+    num_tokens: int, kinds: Sequence[EndingPart], block_tokens: int, has_part: Callable[[int, int], bool]
 ) -> int:
     """Return the last resume point among the first `num_tokens` of a stored sequence; 0 if there is none.
 
-    `has_part(index, which)`: whether block `index` of the sequence has its part for `windows[which]`. It is asked once
-    for each block of a window, and for one of each block that the point moves back.
+    `has_part(index, which)`: whether block `index` of the sequence has its part `kinds[which]`. It is asked once
+    for each block that one needs, and for one of each block that the point moves back.
     """
     position, at = num_tokens, 0
-    first_known = [-(-num_tokens // block_tokens)] * len(windows)  # blocks from here on have their parts
-    while at < len(windows):
-        needed = first_needed(position, windows[at], block_tokens)
+    first_known = [-(-num_tokens // block_tokens)] * len(kinds)  # blocks from here on have their parts
+    while at < len(kinds):
+        needed = kinds[at].first_needed(position, block_tokens)
         while first_known[at] > needed and has_part(first_known[at] - 1, at):
             first_known[at] -= 1
         if first_known[at] <= needed:

@@ -1,4 +1,4 @@
-"""Parts that end, windows and states: where a sequence can be resumed with them, and which its resume points need.
+"""Parts that end (see `rekindle.parts`): where a sequence can be resumed with them, and which its resume points need.
 
 Owns no slot (`WindowSlots` do) and no block: it connects the pool's windows with the parts of the layout. Called by the
 engine thread only.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
-from rekindle.cache.blocks.windows import WindowSlots, first_needed, kept_blocks, resume_position
+from rekindle.cache.blocks.windows import WindowSlots, resume_position
 from rekindle.spec import KVLayout
 from rekindle.store.warm import StoredBlock
 
@@ -67,11 +67,9 @@ class EndingParts:
     def __init__(self, pool: BlockPool, layout: KVLayout) -> None:
         self._slots = pool.windows
         self._size = pool.block_tokens
-        self.indices = tuple(part.index for part in layout.ending_parts)
-        expected = [part.window for part in layout.ending_parts]
-        assert [slots.window for slots in self._slots] == expected, "the pool has other windows than the layout"
-
-        self._has_states = bool(layout.states)
+        self.indices, self._kinds = tuple(layout.ending), tuple(layout.ending.values())
+        assert tuple(slots.kind for slots in self._slots) == self._kinds, "the pool has other parts than the layout"
+        self._inside_blocks = all(kind.can_resume_inside_blocks for kind in self._kinds)
 
     def __bool__(self) -> bool:
         return bool(self._slots)
@@ -79,21 +77,20 @@ class EndingParts:
     def usable(self, num_tokens: int, num_resumable: int) -> int:
         """Return how many matched tokens a resume point can have: with states, those of full blocks among the first
         `num_resumable`, which need not be computed."""
-        if not self._has_states:
+        if self._inside_blocks:
             return num_tokens
         return min(num_tokens, num_resumable) // self._size * self._size
 
     def is_early(self, position: int, num_tokens: int, num_resumable: int) -> bool:
-        """Whether a sequence resumes before the point that the end of its match would keep (see `kept_blocks`)."""
-        if not self._has_states:
+        """Whether a sequence resumes before the point that the end of its match would keep."""
+        if self._inside_blocks:
             return position < num_tokens
         return position < (min(num_tokens, num_resumable) - 1) // self._size * self._size
 
     def resume_at(self, blocks: Sequence[int], num_tokens: int) -> int:
         """Return the last position up to `num_tokens` at which these hot blocks can be resumed."""
-        windows = [slots.window for slots in self._slots]
         return resume_position(
-            num_tokens, windows, self._size, lambda index, which: self._slots[which].has(blocks[index])
+            num_tokens, self._kinds, self._size, lambda index, which: self._slots[which].has(blocks[index])
         )
 
     def to_load(
@@ -110,9 +107,8 @@ class EndingParts:
         if not self._slots:
             return ToLoad(list(found))
         chain = _StoredChain(self._slots, self.indices, hot, found, stored)
-        windows = [slots.window for slots in self._slots]
-        position = resume_position(num_tokens, windows, self._size, chain.has_part)
-        first, end = [first_needed(position, window, self._size) for window in windows], -(-position // self._size)
+        position = resume_position(num_tokens, self._kinds, self._size, chain.has_part)
+        first, end = [kind.first_needed(position, self._size) for kind in self._kinds], -(-position // self._size)
         wanted = []
         for index in range(min(len(hot), *first), end):
             lacking = (which for which, start in enumerate(first) if start <= index and not chain.is_hot(index, which))
@@ -149,12 +145,12 @@ class EndingParts:
     def needed(self, blocks: Sequence[int], positions: Iterable[int]) -> list[tuple[int, set[int]]]:
         """Return the indices of blocks with the parts in hot memory that these resume points need.
 
-        See `kept_blocks`.
+        See `rekindle.parts`.
         """
         found: dict[int, set[int]] = {}
         for position in positions:
-            for which, part in enumerate(self.indices):
-                for index in kept_blocks(position, self._slots[which].window, self._size):
-                    if index < len(blocks) and self._slots[which].has(blocks[index]):
+            for part, kind, slots in zip(self.indices, self._kinds, self._slots, strict=True):
+                for index in kind.kept_blocks(position, self._size):
+                    if index < len(blocks) and slots.has(blocks[index]):
                         found.setdefault(index, set()).add(part)
         return sorted(found.items())

@@ -88,8 +88,8 @@ class Loads:
 
     def _windows(self, stored: StoredBlock) -> list[WindowSlots]:
         """Return the slots of the parts that are read of a block and end with a window."""
-        parts = self._arena.layout.ending_parts
-        return [slots for slots, part in zip(self._pool.windows, parts, strict=True) if part.index in stored.parts]
+        ending = self._arena.layout.ending
+        return [slots for slots, part in zip(self._pool.windows, ending, strict=True) if part in stored.parts]
 
     def finish(self, load: Load, num_good: int) -> None:
         """Publish the good blocks, release the rest; a bad record ends the run and is not tried again."""

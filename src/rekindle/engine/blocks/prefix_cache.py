@@ -1,7 +1,7 @@
 """Blocks for sequences: found hot, loaded from warm, published when full, handed to the store.
 
 Owns the pool, the arena and the loads in flight; only the engine thread calls it. A sequence resumes where its match
-ends, or before, where the windows and states of its layers are at hand (see `ending_parts`).
+ends, or before, where the parts that end are at hand (see `rekindle.parts`).
 
     attach   hot full blocks, then warm ones (see `loads`), then the child with the longest common ids, shared
     publish  after the forward pass: newly full blocks get their hashes and are queued for the store, parents first

@@ -19,7 +19,6 @@ from rekindle.engine.request import Request, State
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import Overloaded
 
-STATES_AHEAD = 3  # the last block, and the resume points that a chunk is likely to have
 _Key = tuple[int, BlockHash, str]
 
 
@@ -186,13 +185,13 @@ class Admission:
         return "ready"
 
     def _lacks_slots(self, requests: list[Request], giver: Request | None) -> bool:
-        """Whether these requests cannot all get slots for their windows: of a long prompt, for a chunk at once; of
-        states only for its last block and its resume points."""
+        """Whether these requests cannot all get slots for their parts that end: of a long prompt, for a chunk at
+        once."""
         pool = self._cache.pool
         chunk = -(-self._scheduler.max_chunk_tokens // pool.block_tokens) + 1
         given = [0] * len(pool.windows) if giver is None else giver.sequence.table.num_parts_held
         for slots, more in zip(pool.windows, given, strict=True):
-            most = STATES_AHEAD if slots.are_for_states else chunk
+            most = slots.kind.slots_ahead(chunk)
             wanted = sum(min(each.sequence.num_blocks_ahead, most) for each in requests) + 1
             if wanted > slots.num_available + more:
                 return True

@@ -86,9 +86,9 @@ def _overwrite(core: Core) -> int:
     free = pool.take_used_free()
     for block in free:
         arena.wipe(block)
-    for slots, part in zip(pool.windows, arena.layout.ending_parts, strict=True):
+    for slots, part in zip(pool.windows, arena.layout.ending, strict=True):
         for row in slots.take_used_free():
-            arena.wipe_row(part.index, row)
+            arena.wipe_row(part, row)
     tails = [(block, len(pool.ids(block))) for block in pool.idle_blocks()]
     for block, num_tokens in (*tails, *_last_blocks(core)):
         if num_tokens < pool.block_tokens:

@@ -105,7 +105,7 @@ class TierImports:
 
     def _blocks(self, request: GenerationRequest, prompt: Prompt, root: BlockHash, waited_s: float) -> int:
         branch, num_shared = self._nearest(request, prompt.ids, root)
-        if branch is None and self._layout.ending_parts:
+        if branch is None and self._layout.ending:
             return 0  # nobody knows where the windows and states that it can resume from are
         size = self._layout.block_tokens
         wanted = self._wanted(prompt.ids, root, branch, num_shared)

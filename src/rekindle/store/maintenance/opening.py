@@ -144,8 +144,7 @@ def readable_index(place: StoreDirectory, layout: KVLayout) -> tuple[Index, Ledg
     except UnicodeDecodeError as error:  # SQLite's message about a damaged schema quotes it
         raise sqlite3.DatabaseError(f"its schema is damaged: {error}") from error
     try:
-        windows = {part.index: part.window for part in layout.ending_parts if part.window is not None}
-        ledger = Ledger(index, place.secret, layout.block_tokens, windows)
+        ledger = Ledger(index, place.secret, layout.block_tokens, layout.ending)
         if suspicion == "damaged" or index.num_bytes <= QUICKLY_CHECKED_BYTES:
             _check_all(index, ledger)
         elif suspicion == "crashed":

@@ -1,4 +1,4 @@
-"""Covers: the parts of windows and states that each branch keeps, so that it can be resumed at its resume points.
+"""Covers: which parts that end (see `rekindle.parts`) each branch keeps, to be resumed at its resume points.
 
 Owns the rows of `cover`: one for each part of a block that a branch needs. One that loses its last cover is
 freed by the ledger; one that never had a cover, left by a crash or an earlier version, at the next open. Parts of
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 
-from rekindle.cache.blocks.windows import kept_blocks
+from rekindle.parts import EndingPart
 from rekindle.store.rows.schema import CoverRow, IndexTables
 
 PartKey = tuple[bytes, int]  # block hash, part
@@ -27,18 +27,18 @@ DELETE FROM cover WHERE NOT EXISTS (SELECT 1 FROM sequence WHERE agent = cover.a
 
 
 class Covers:
-    """The covers in `db`. `windows`: the parts that end, with the window of each in tokens."""
+    """The covers in `db`. `ending`: the parts that end, with the kind of each."""
 
     def __init__(
-        self, db: sqlite3.Connection, tables: IndexTables, windows: Mapping[int, int], block_tokens: int
+        self, db: sqlite3.Connection, tables: IndexTables, ending: Mapping[int, EndingPart], block_tokens: int
     ) -> None:
         self._db = db
         self._cover = tables.cover
-        self._windows = windows
+        self._ending = ending
         self._block_tokens = block_tokens
 
     def __bool__(self) -> bool:
-        return bool(self._windows)
+        return bool(self._ending)
 
     def put(
         self,
@@ -59,7 +59,7 @@ class Covers:
         first = min((index for index, _ in needed), default=0)
         found: list[CoverRow] = []
         while index >= first:
-            found += [CoverRow(agent, branch, block_hash, part) for part in self._windows if (index, part) in needed]
+            found += [CoverRow(agent, branch, block_hash, part) for part in self._ending if (index, part) in needed]
             parent = parent_of(block_hash)
             if parent is None:
                 break
@@ -72,8 +72,8 @@ class Covers:
         return {
             (index, part)
             for position in positions
-            for part, window in self._windows.items()
-            for index in kept_blocks(position, window, size)
+            for part, kind in self._ending.items()
+            for index in kind.kept_blocks(position, size)
         }
 
     def _is_stored(self, block_hash: bytes, part: int) -> bool:
@@ -105,4 +105,4 @@ class Covers:
     def all_uncovered(self) -> list[PartKey]:
         """Forget covers of what is gone; return every stored window part that no branch covers. Reads all rows."""
         self._db.execute(_UNKNOWN)
-        return [(name, part) for name, part in self._db.execute(_UNCOVERED) if part in self._windows]
+        return [(name, part) for name, part in self._db.execute(_UNCOVERED) if part in self._ending]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.parts import EndingPart
 from rekindle.store.files.damage import DamagedRow
 from rekindle.store.files.shards import Shards
 from rekindle.store.files.sqlite_file import transaction
@@ -55,9 +56,9 @@ class Forgotten:
 
 
 class Ledger:
-    """The write side of an `Index`. `windows`: the parts that end, with the window of each in tokens."""
+    """The write side of an `Index`. `ending`: the parts that end, with the kind of each."""
 
-    def __init__(self, index: Index, secret: bytes, block_tokens: int, windows: Mapping[int, int]) -> None:
+    def __init__(self, index: Index, secret: bytes, block_tokens: int, ending: Mapping[int, EndingPart]) -> None:
         self._db = index.writer
         self._block_tokens = block_tokens
         self._order = StoreEvictionOrder(self._db)
@@ -66,7 +67,7 @@ class Ledger:
         self._tables = index.tables
         self.damage = index.damage
         self.slots = SlotTable(self._db, self._num_parts, index.tables)
-        self._covers = Covers(self._db, index.tables, windows, block_tokens)
+        self._covers = Covers(self._db, index.tables, ending, block_tokens)
 
     @contextmanager
     def transaction(self) -> Iterator[list[Slot]]:
