@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.kv.arena import KVArena
-from rekindle.kv.payload import BlockPayload
 from rekindle.spec import KVLayout, LayerSpec
 
 MIXED = KVLayout(
@@ -126,18 +124,6 @@ def test_sizes():
     assert KVArena(layout, 3).num_bytes == 3 * 64 * 3360
     with pytest.raises(KeyError):
         KVArena(MIXED, 1).layer(2)
-
-
-def test_a_payload_is_checked_where_it_is_made():
-    data, ids, zeros = np.zeros(64, np.uint8), np.arange(3, dtype=np.uint32), bytes(32)
-    assert BlockPayload(BlockIdentity(zeros, zeros, zeros, ids), 0, data).identity.num_tokens == 3
-    for hashed, held, payload in (
-        (b"", ids, data),
-        (zeros, ids.astype(np.int64), data),
-        (zeros, ids, data.reshape(8, 8)),
-    ):
-        with pytest.raises(ValueError):
-            BlockPayload(BlockIdentity(hashed, zeros, zeros, held), 0, payload)
 
 
 def num_resident(memory: np.ndarray) -> int:

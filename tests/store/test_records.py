@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
-from rekindle.kv.payload import BlockPayload
 from rekindle.store.files.records import PAGE, BadRecord, RecordFormat
 from tests.store.chains import LAYOUT, SIZE
 
 FORMATS = [RecordFormat.of(LAYOUT, part.index) for part in LAYOUT.parts]
 
 
-def block(part: int, num_tokens: int = SIZE, seed: int = 0) -> BlockPayload:
+def block(num_tokens: int = SIZE, seed: int = 0) -> BlockIdentity:
     random = np.random.default_rng(seed)
     hashes = [BlockHash(random.bytes(32)) for _ in range(3)]
-    identity = BlockIdentity(*hashes, random.integers(0, 1 << 32, num_tokens, dtype=np.uint32))
-    return BlockPayload(identity, part, random.integers(0, 256, LAYOUT.parts[part].payload_bytes, dtype=np.uint8))
+    return BlockIdentity(*hashes, random.integers(0, 1 << 32, num_tokens, dtype=np.uint32))
 
 
-def encoded(part: int, num_tokens: int = SIZE) -> np.ndarray:
+def payload(part: int, seed: int = 0) -> np.ndarray:
+    size = LAYOUT.parts[part].payload_bytes
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def encoded(part: int, num_tokens: int = SIZE, seed: int = 0) -> np.ndarray:
     record = np.full(FORMATS[part].record_bytes, 0xAA, dtype=np.uint8)
-    FORMATS[part].encode(block(part, num_tokens), record)
+    FORMATS[part].payload(record)[:] = payload(part, seed)
+    FORMATS[part].encode(block(num_tokens, seed), record)
     return record
 
 
 @given(part=st.integers(0, 1), num_tokens=st.integers(1, SIZE), seed=st.integers(0, 1 << 20))
 def test_what_was_encoded_is_decoded(part: int, num_tokens: int, seed: int) -> None:
-    written = block(part, num_tokens, seed)
-    record = np.full(FORMATS[part].record_bytes, 0xAA, dtype=np.uint8)
-    crc = FORMATS[part].encode(written, record)
-    read = FORMATS[part].decode(record)
-    found, wanted = read.identity, written.identity
-    assert (found.hash, found.parent, found.root, read.part) == (wanted.hash, wanted.parent, wanted.root, part)
+    wanted, record = block(num_tokens, seed), np.full(FORMATS[part].record_bytes, 0xAA, dtype=np.uint8)
+    FORMATS[part].payload(record)[:] = payload(part, seed)
+    crc = FORMATS[part].encode(wanted, record)
+    found = FORMATS[part].decode(record)
+    assert (found.hash, found.parent, found.root) == (wanted.hash, wanted.parent, wanted.root)
     assert found.num_tokens == num_tokens
     assert np.array_equal(found.ids, wanted.ids)
-    assert np.array_equal(read.data, written.data)
+    assert np.array_equal(FORMATS[part].payload(record), payload(part, seed))
     assert FORMATS[part].payload_crc(record) == crc
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hash": BlockHash(b"")}, {"root": BlockHash(bytes(31))}, {"ids": np.arange(3, dtype=np.int64)}]
+)
+def test_an_identity_that_is_none_is_not_written(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="of a block are"):
+        FORMATS[1].encode(replace(block(3), **wrong), encoded(1))
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -54,8 +68,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 @given(start=st.integers(0, FORMATS[0].record_bytes - 1), length=st.integers(1, 8192), part=st.integers(0, 1))
 def test_torn_records_are_found(start: int, length: int, part: int) -> None:
-    record, other = encoded(part), np.zeros(FORMATS[part].record_bytes, dtype=np.uint8)
-    FORMATS[part].encode(block(part, seed=1), other)
+    record, other = encoded(part), encoded(part, seed=1)
     torn = record.copy()
     torn[start : start + length] = other[start : start + length]
     if np.array_equal(torn, record) or np.array_equal(torn, other):
@@ -93,7 +106,7 @@ def test_the_layout_of_a_record_never_changes() -> None:
     numbers = np.frombuffer(head[8:40], dtype="<u2")
     assert (numbers[0], numbers[1]) == (1, 1)
     assert np.frombuffer(head[12:32], dtype="<u4")[:4].tolist() == [FORMATS[1].header_bytes, SIZE, SIZE, 1]
-    written = block(1).identity
+    written = block()
     assert head[40:72] == LAYOUT.digest
     assert head[72:168] == written.hash + written.parent + written.root
     assert head[172 : 172 + 4 * SIZE] == written.ids.astype("<u4").tobytes()

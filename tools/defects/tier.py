@@ -214,8 +214,8 @@ TIER: tuple[Mutant, ...] = (
     one(
         "a record under another block's name used",
         RECORDS,
-        "if block.identity != identity or not np.array_equal(block.identity.ids, identity.ids):",
-        "if block.identity.num_tokens > identity.num_tokens:",
+        "if found != identity or not np.array_equal(found.ids, identity.ids):",
+        "if found.num_tokens > identity.num_tokens:",
         f"{SINGLE}::test_a_record_that_went_wrong_before_it_was_encrypted_is_not_used[another's]",
     ),
     one(

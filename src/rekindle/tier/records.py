@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockIdentity, TokenIds
-from rekindle.kv.payload import BlockPayload
 from rekindle.spec import KVLayout
 from rekindle.store.files.records import BadRecord, RecordFormat
 from rekindle.store.values import Bytes, SequenceRecord, StoredBlock
@@ -78,7 +77,8 @@ class Records:
         def deliver(index: int, part: int, payload: Bytes) -> None:
             record_format, identity = self._formats[part], blocks[index].identity
             record = np.zeros(record_format.record_bytes, dtype=np.uint8)
-            record_format.encode(BlockPayload(identity, part, payload), record)
+            record_format.payload(record)[:] = payload
+            record_format.encode(identity, record)
             read.append((block_name(identity.hash, part), record.tobytes()))
 
         self._store.load(blocks, deliver, lambda num_good: done.set())
@@ -90,12 +90,12 @@ class Records:
         if record.nbytes != self._formats[part].record_bytes:
             raise BadObject(f"{record.nbytes} bytes, not the {self._formats[part].record_bytes} of a record")
         try:
-            block = self._formats[part].decode(record)
+            found = self._formats[part].decode(record)
         except BadRecord as error:
             raise BadObject(str(error)) from error
-        if block.identity != identity or not np.array_equal(block.identity.ids, identity.ids):
+        if found != identity or not np.array_equal(found.ids, identity.ids):
             raise BadObject("another block's record")
-        return block.data
+        return self._formats[part].payload(record)
 
     def names(self, identity: BlockIdentity, parts: Sequence[int]) -> Iterator[str]:
         """Yield the names of the objects of a block's parts."""

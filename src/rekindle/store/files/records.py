@@ -16,12 +16,12 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, id_bytes
-from rekindle.kv.payload import BlockPayload
+from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, BlockIdentity, id_bytes
 from rekindle.spec import SECTION_ALIGN, Format, KVLayout
 
 Bytes = npt.NDArray[np.uint8]
@@ -40,7 +40,7 @@ class BadRecord(Exception):
     """The bytes are not the complete, unchanged record expected; the message describes the difference."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is worked out once
 class RecordFormat:
     """Sizes and constants of one part's records."""
 
@@ -61,13 +61,13 @@ class RecordFormat:
     def _ids_offset(self) -> int:
         return -(-(_FIXED.size + len(self.formats)) // 4) * 4
 
-    @property
+    @cached_property
     def header_bytes(self) -> int:
         """Offset of the payload."""
         end = self._ids_offset + 4 * self.block_tokens + _CRC.size
         return -(-end // SECTION_ALIGN) * SECTION_ALIGN
 
-    @property
+    @cached_property
     def record_bytes(self) -> int:
         """Size of a record and of its slot."""
         return -(-(self.header_bytes + self.payload_bytes) // PAGE) * PAGE
@@ -80,15 +80,17 @@ class RecordFormat:
         """The payload checksum stored in a record's header."""
         return int(_FIXED.unpack_from(record.data)[7])
 
-    def encode(self, block: BlockPayload, record: Bytes) -> int:
-        """Write the block into `record` [record_bytes], which `block.data` may already view; return the payload crc."""
+    def encode(self, identity: BlockIdentity, record: Bytes) -> int:
+        """Write all but the payload, which is there, into `record` [record_bytes]; return the payload crc.
+
+        ValueError for an identity that is none.
+        """
         assert record.nbytes == self.record_bytes, f"a record has {self.record_bytes} bytes, not {record.nbytes}"
-        assert block.part == self.part, f"a payload of part {block.part} as a record of part {self.part}"
-        identity = block.identity
         assert 0 < identity.num_tokens <= self.block_tokens, f"{identity.num_tokens} ids in a block"
-        payload = self.payload(record)
-        if not np.may_share_memory(payload, block.data):
-            payload[:] = block.data
+        if not len(identity.hash) == len(identity.parent) == len(identity.root) == HASH_BYTES:
+            raise ValueError(f"hash, parent and root of a block are {HASH_BYTES} bytes each")
+        if identity.ids.dtype != np.uint32 or identity.ids.ndim != 1:
+            raise ValueError(f"ids of a block are a row of uint32, not {identity.ids.dtype} {identity.ids.shape}")
         record[self.header_bytes + self.payload_bytes :] = 0
         payload_crc = zlib.crc32(record[self.header_bytes :].data)
         head = bytearray(self.header_bytes - _CRC.size)
@@ -111,8 +113,8 @@ class RecordFormat:
         record[: self.header_bytes] = np.frombuffer(head + _CRC.pack(zlib.crc32(head)), dtype=np.uint8)
         return payload_crc
 
-    def decode(self, record: Bytes) -> BlockPayload:
-        """Read the block in `record` [record_bytes]; its data is a view. BadRecord if any bit has changed."""
+    def decode(self, record: Bytes) -> BlockIdentity:
+        """Return whose record this is [record_bytes]; BadRecord if any bit has changed, of its payload too."""
         if bytes(record[: len(MAGIC)]) != MAGIC:
             raise BadRecord("no record here")
         head, end = record[: self.header_bytes - _CRC.size], self.header_bytes
@@ -131,8 +133,7 @@ class RecordFormat:
         if zlib.crc32(record[end:].data) != payload_crc:
             raise BadRecord("payload checksum differs")
         ids = np.frombuffer(head[self._ids_offset :], dtype="<u4", count=num_tokens).astype(np.uint32)
-        identity = BlockIdentity(BlockHash(block_hash), BlockHash(parent), BlockHash(root), ids)
-        return BlockPayload(identity, self.part, self.payload(record))
+        return BlockIdentity(BlockHash(block_hash), BlockHash(parent), BlockHash(root), ids)
 
     def _constants(self) -> tuple[bytes, int, int, int, int]:
         return MAGIC, RECORD_VERSION, self.part, self.header_bytes, self.block_tokens

@@ -191,12 +191,12 @@ class Shards:
 def read_record(shards: Shards, block: StoredBlock, place: Place, buffer: Bytes) -> Bytes:
     """Read the payload of a block's part as a view of `buffer` [record_bytes]; BadRecord unless it is as expected."""
     shards.read(place.part, place.slot, buffer)
-    payload = shards.formats[place.part].decode(buffer)
-    if shards.formats[place.part].payload_crc(buffer) != place.crc:
+    record_format, wanted = shards.formats[place.part], block.identity
+    found = record_format.decode(buffer)
+    if record_format.payload_crc(buffer) != place.crc:
         raise BadRecord("holds an older version of the block")
-    found, wanted = payload.identity, block.identity
     if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):
         raise BadRecord("holds another block")
     if not np.array_equal(found.ids, wanted.ids):
         raise BadRecord("holds other token ids")
-    return payload.data
+    return record_format.payload(buffer)

@@ -83,7 +83,7 @@ def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[Stored
             if not buffer[:PAGE].any():
                 continue
             shards.read(part, slot, buffer)
-            stated = record_format.decode(buffer).identity
+            stated = record_format.decode(buffer)
         except BadRecord:
             yield None
             continue

@@ -27,7 +27,6 @@ from typing import Any, Literal, TypeVar
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.errors import StoreError
-from rekindle.kv.payload import BlockPayload
 from rekindle.store.commands import Delete, Move, Pin, Purge, StoreChange, failure
 from rekindle.store.files.damage import kind_of
 from rekindle.store.maintenance.opening import OpenedStore
@@ -320,9 +319,8 @@ class Writer:
         for block in blocks:
             places = []
             for part, record in sorted(block.records.items()):
-                record_format, slot = self._shards.formats[part], next(slots[part])
-                payload = BlockPayload(block.identity, part, record_format.payload(record))
-                places.append(Place(part, slot, record_format.encode(payload, record)))
+                slot = next(slots[part])
+                places.append(Place(part, slot, self._shards.formats[part].encode(block.identity, record)))
                 self._shards.write(part, slot, record)
             rows.append(StoredBlock(block.identity, tuple(places)))
         return rows
