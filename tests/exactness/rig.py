@@ -98,6 +98,7 @@ class Rig:
     report_load: Callable[[Load, int], None] | None = None
     window_slots: int | None = None  # of each window; none: one for every block
     turns: list[FinishedTurn] = field(default_factory=list)
+    arena_type: type[KVArena] = KVArena
 
     def __post_init__(self) -> None:
         layout = self.loaded.spec.layout
@@ -105,7 +106,7 @@ class Rig:
         windows = [
             WindowSlots(kind, num_slots=num_slots, num_blocks=self.num_blocks) for kind in layout.ending.values()
         ]
-        self.arena = KVArena(layout, self.num_blocks, "cpu", windows)
+        self.arena = self.arena_type(layout, self.num_blocks, "cpu", windows)
         self.runner = ModelRunner(self.loaded, self.arena)
         self.pool = BlockPool(self.num_blocks, layout.block_tokens, windows=windows)
         self.encoder = PromptEncoder.from_dir(self.loaded.directory)
@@ -288,6 +289,7 @@ class Rig:
             self.store_dir,
             max_draft=self.max_draft,
             window_slots=self.window_slots,
+            arena_type=self.arena_type,
         )
 
     def close(self) -> None:

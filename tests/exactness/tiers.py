@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rekindle.config import TierSettings
-from rekindle.store.values import Bytes, StagedBlock
 from rekindle.tier.imports import Wanted
-from rekindle.tier.records import FetchedBlock
 from rekindle.tier.tier import ObjectTier
 from tests.exactness.rig import Rig
 
@@ -38,12 +36,5 @@ def import_all(rig: Rig, tier: ObjectTier, agent: str) -> int:
         for at, block in enumerate(branch.blocks(size))
     ]
     fetched = list(tier.imports.blocks(wanted, rest_s=lambda num_come: 1000.0, num_named=len(wanted)))
-    assert all(rig.store.stage(staged(block)) for block in fetched) and rig.store.flush(30.0)
+    assert all(rig.store.stage(block) for block in fetched) and rig.store.flush(30.0)
     return len(fetched)
-
-
-def staged(block: FetchedBlock) -> StagedBlock:
-    def fill(part: int, out: Bytes) -> None:
-        out[:] = block.payloads[part]
-
-    return StagedBlock(block.identity, tuple(block.payloads), fill)

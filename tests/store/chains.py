@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from rekindle.store.files.records import RecordFormat
 from rekindle.store.files.sync import FileSystem
 from rekindle.store.maintenance.room import OnLost, ignore
 from rekindle.store.threads.writer import OnSaved
-from rekindle.store.warm import SequenceRecord, StagedBlock, StoredBlock, WarmStore
+from rekindle.store.warm import BlockBytes, SequenceRecord, StoredBlock, WarmStore
 
 SIZE = 16
 LAYOUT = KVLayout(
@@ -70,10 +71,13 @@ def fast_directory() -> Path:
     return Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
 
 
+@lru_cache(maxsize=4096)
 def payload_of(name: bytes, part: int) -> np.ndarray:
-    """The bytes a block has in these tests: they follow from its name."""
+    """The bytes a block has in these tests, read-only: they follow from its name."""
     seed = int.from_bytes(name[:8], "little") + part
-    return np.random.default_rng(seed).integers(0, 256, LAYOUT.parts[part].payload_bytes, dtype=np.uint8)
+    payload = np.random.default_rng(seed).integers(0, 256, LAYOUT.parts[part].payload_bytes, dtype=np.uint8)
+    payload.setflags(write=False)
+    return payload
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,15 @@ class Chain:
         return chain_hashes(self.root, self.ids, SIZE)
 
     @property
-    def blocks(self) -> list[StagedBlock]:
+    def blocks(self) -> list[BlockBytes]:
         names = list(self.full_names)
         parents = [self.root, *names]
         if len(self.ids) % SIZE:
             names.append(tail_hash(parents[-1], self.ids[len(names) * SIZE :]))
         return [
-            StagedBlock(
-                BlockIdentity(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE]), self.parts, _filler(name)
+            BlockBytes(
+                BlockIdentity(name, parent, self.root, self.ids[i * SIZE : (i + 1) * SIZE]),
+                {part: payload_of(name, part) for part in self.parts},
             )
             for i, (name, parent) in enumerate(zip(names, parents, strict=False))
         ]
@@ -122,10 +127,6 @@ class Chain:
         """The branch that ends where this chain does."""
         count = len(self.ids) if num_tokens is None else num_tokens
         return SequenceRecord(namespace, agent, branch, self.root, self.head, count, count, last_use, (count,))
-
-
-def _filler(name: bytes):
-    return lambda part, out: np.copyto(out, payload_of(name, part))
 
 
 def save(store: WarmStore, chain: Chain, agent: str = "ann", branch: int = 0, *, flush: bool = True) -> None:
@@ -158,7 +159,11 @@ def load(store: WarmStore, blocks: Sequence[StoredBlock]) -> list[dict[int, np.n
         counts.append(num_good)
         ended.set()
 
-    store.load(blocks, lambda i, part, data: parts.__setitem__((i, part), data.copy()), done)
+    def deliver(first: int, run: Sequence[Mapping[int, np.ndarray]]) -> None:
+        for i, payloads in enumerate(run, first):
+            parts.update({(i, part): data.copy() for part, data in payloads.items()})
+
+    store.load(blocks, deliver, done)
     assert ended.wait(60)
     assert len(counts) == 1
     loaded = [{part: parts[i, part] for part in block.parts} for i, block in enumerate(blocks[: counts[0]])]

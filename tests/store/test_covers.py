@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from rekindle.store.commands import Delete, Move, Purge
-from rekindle.store.values import StagedBlock
 from rekindle.store.warm import WarmStore
 from tests.store.chains import (
     BLOCK_BYTES,
@@ -56,7 +55,7 @@ def stage(store: WarmStore, chain: Chain, wanted: set[bytes]) -> None:
     """Stage a chain, with the window parts of the wanted blocks alone."""
     for block in chain.blocks:
         parts = (0, 1) if block.identity.hash in wanted else (0,)
-        assert store.stage(StagedBlock(block.identity, parts, block.fill))
+        assert store.stage(replace(block, payloads={part: block.payloads[part] for part in parts}))
 
 
 class CoverMachine(StoreMachine):
@@ -211,9 +210,9 @@ def test_a_part_that_is_written_alone_keeps_a_block_that_is_found_bad_meanwhile(
     assert store.flush(10)
     first = chain.blocks[0]
     with one_batch(store):
-        assert store.stage(StagedBlock(first.identity, (1,), first.fill))
+        assert store.stage(replace(first, payloads={1: first.payloads[1]}))
         store.writer.call(lambda ledger: store.writer.mark_bad(first.identity.hash))
-    assert store.stage(StagedBlock(chain.blocks[1].identity, (1,), chain.blocks[1].fill))
+    assert store.stage(replace(chain.blocks[1], payloads={1: chain.blocks[1].payloads[1]}))
     assert store.flush(10)
     assert not store.contains(first.identity.hash), "its first part is bad still"
     store.check()
@@ -225,7 +224,7 @@ def test_a_bad_block_that_is_saved_again_leaves_no_cover_of_what_it_lost(opened:
     save(store, chain)
     block = chain.blocks[3]
     store.writer.mark_bad(block.identity.hash)
-    assert store.stage(StagedBlock(block.identity, (0,), block.fill))
+    assert store.stage(replace(block, payloads={0: block.payloads[0]}))
     assert store.flush(10)
     assert store.parts(block.identity.hash) == {0}
     store.check("records")
@@ -269,10 +268,10 @@ def test_a_damaged_window_is_written_again_with_its_block(opened: Opened, tmp_pa
     assert load(store, found) == [], "the first block is damaged"
     block = chain.blocks[0]
     assert store.parts(block.identity.hash) == frozenset()
-    assert store.stage(StagedBlock(block.identity, (0,), block.fill))
+    assert store.stage(replace(block, payloads={0: block.payloads[0]}))
     assert store.flush(10)
     assert store.parts(block.identity.hash) == {0}, "its damaged part must not count as stored"
-    assert store.stage(StagedBlock(block.identity, (1,), block.fill))
+    assert store.stage(replace(block, payloads={1: block.payloads[1]}))
     assert store.flush(10)
     assert len(load(store, store.locate(chain.full_names, parent=chain.root, ids=chain.ids))) == 4
     store.check("records")

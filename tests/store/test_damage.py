@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from rekindle.store.commands import Delete
 from rekindle.store.files.records import MAGIC
+from rekindle.store.threads.readers import RUN_BLOCKS
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, SIZE, Chain, load, save, warm_tokens
 
@@ -101,7 +102,7 @@ def test_a_record_in_the_wrong_slot_is_not_served(opened: Opened, place: Path) -
     chain = Chain.of(store, [1] * 3 * SIZE)
     for block in chain.blocks:
         # equal ids and equal payloads: only names and parents tell these blocks apart
-        store.stage(replace(block, fill=lambda part, out: out.fill(7)))
+        store.stage(replace(block, payloads={part: np.full_like(data, 7) for part, data in block.payloads.items()}))
     store.save_turn(chain.record("ann"))
     store.close()
     path = place / "blocks-0-000.safetensors"
@@ -115,7 +116,7 @@ def test_a_record_in_the_wrong_slot_is_not_served(opened: Opened, place: Path) -
     assert len(found) == 3
     counts: list[int] = []
     ended = threading.Event()
-    store.load(found, lambda index, part, payload: None, lambda count: (counts.append(count), ended.set()))
+    store.load(found, lambda first, run: None, lambda count: (counts.append(count), ended.set()))
     assert ended.wait(60)
     assert counts == [0]
 
@@ -174,29 +175,29 @@ def test_a_damaged_page_of_the_index_is_no_error(opened: Opened, place: Path, nu
 @pytest.mark.parametrize("again", ["gone", "saved again elsewhere"])
 def test_slots_reused_while_a_load_is_under_way_are_not_delivered(opened: Opened, again: str) -> None:
     store = opened()
-    chain = Chain.of(store, IDS)
+    chain = Chain.of(store, range((RUN_BLOCKS + 2) * SIZE))
     save(store, chain)
-    found = store.locate(chain.full_names, parent=chain.root, ids=chain.ids[: 5 * SIZE])
-    assert len(found) == 5
-    delivered: list[tuple[int, bytes]] = []
+    found = store.locate(chain.full_names, parent=chain.root, ids=chain.ids)
+    assert len(found) == RUN_BLOCKS + 2
+    delivered: list[int] = []
     first, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     counts: list[int] = []
 
-    def deliver(index: int, part: int, payload: np.ndarray) -> None:
-        delivered.append((index, payload.tobytes()))
+    def deliver(index: int, run: Sequence[object]) -> None:
+        delivered.extend(range(index, index + len(run)))
         first.set()
         assert go_on.wait(60)
 
     store.load(found, deliver, lambda count: (counts.append(count), ended.set()))
     assert first.wait(60)
     store.submit(Delete("default", "ann")).result(10)
-    save(store, Chain.of(store, [8] * (6 * SIZE)), "bob")
+    save(store, Chain.of(store, [8] * ((RUN_BLOCKS + 3) * SIZE)), "bob")
     if again == "saved again elsewhere":
         save(store, chain)
     go_on.set()
     assert ended.wait(60)
-    assert counts == [1]
-    assert {index for index, _ in delivered} == {0}
+    assert counts == [RUN_BLOCKS]
+    assert delivered == [*range(RUN_BLOCKS)], "one run was read before"
     assert store.stats().bad_records == 0, "a block that only moved is not damaged"
     assert load(store, found) == []
-    assert warm_tokens(store, chain) == (len(IDS) if again == "saved again elsewhere" else 0)
+    assert warm_tokens(store, chain) == (len(chain.ids) if again == "saved again elsewhere" else 0)

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.commands import Delete, Pin
 from rekindle.store.files.sync import OsFileSystem
-from rekindle.store.warm import StagedBlock, WarmStore
+from rekindle.store.warm import BlockBytes, WarmStore
 from tests.store.chains import (
     BLOCK_BYTES,
     FINGERPRINT,
@@ -113,17 +113,13 @@ def test_staging_is_bounded_and_copies(opened: Opened) -> None:
     store = open_store_unstarted(opened)
     chain = Chain.of(store, range(40 * SIZE))
     taken = 0
-    data = np.full(max(p.payload_bytes for p in LAYOUT.parts), 1, dtype=np.uint8)
     for block in chain.blocks:
-        scratch = StagedBlock(
-            block.identity,
-            block.parts,
-            lambda part, out, b=block: (b.fill(part, data[: len(out)]), np.copyto(out, data[: len(out)])),
-        )
-        if not store.stage(scratch):
+        scratch = {part: data.copy() for part, data in block.payloads.items()}
+        if not store.stage(BlockBytes(block.identity, scratch)):
             break
         taken += 1
-    data[:] = 0
+        for data in scratch.values():
+            data[:] = 0
     assert taken == 4
     store.start()
     assert store.flush(10)
@@ -409,7 +405,7 @@ def test_close_answers_every_load(opened: Opened) -> None:
     begun, go_on = threading.Event(), threading.Event()
     counts: list[int] = []
 
-    def deliver(index: int, part: int, payload: np.ndarray) -> None:
+    def deliver(first: int, run: object) -> None:
         begun.set()
         assert go_on.wait(60)
 
@@ -430,7 +426,7 @@ def test_a_broken_receiver_does_not_stop_the_readers(opened: Opened) -> None:
     save(store, chain)
     found = store.locate(chain.full_names, parent=chain.root, ids=chain.ids)
     counts: list[int] = []
-    store.load(found, lambda index, part, payload: 1 / 0, counts.append)
-    store.load(found, lambda index, part, payload: None, lambda count: 1 / 0)
+    store.load(found, lambda first, run: 1 / 0, counts.append)
+    store.load(found, lambda first, run: None, lambda count: 1 / 0)
     assert len(load(store, found)) == 2
     assert counts == [0]

@@ -104,8 +104,8 @@ SERVING = (
     one(
         "blocks restored in the wrong order",
         "engine/blocks/loads.py",
-        "self._arena.write(targets[index], part, payload)",
-        "self._arena.write(targets[-1 - index], part, payload)",
+        "BlockPart(targets[index], part, load",
+        "BlockPart(targets[-1 - index], part, load",
         f"{PATHS}::test_warm_after_reopening[llama-q4h]",
     ),
     one(
@@ -121,6 +121,13 @@ SERVING = (
         "ids = np.concatenate([branch.ids[: match.num_tokens], rest])",
         "ids = encoder.encode(rendered)",
         "tests/exactness/test_identity.py::test_sampled_ids_are_kept",
+    ),
+    one(
+        "bytes saved before they have arrived",
+        "store/threads/writer.py",
+        "            for block in blocks:\n                block.wait()\n",
+        "",
+        "tests/exactness/test_copies.py::test_blocks_travel_many_at_a_time_and_are_waited_for[llama]",
     ),
     one("shards never synced", "store/threads/writer.py", "        self._shards.sync()\n", "", CRASHES),
     Mutant(
@@ -280,7 +287,7 @@ SERVING = (
     one(
         "blocks left in the staging buffer when the writer dies",
         "store/threads/writer.py",
-        "                elif isinstance(item, WaitingBlock):\n                    self._free_staged([item])\n",
+        "                elif isinstance(item, SavingBlock):\n                    self._free_staged([item])\n",
         "",
         "tests/engine/test_dying.py::test_orders_fail_when_the_writer_dies_and_the_engine_goes_on",
     ),

@@ -49,7 +49,7 @@ from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
 from rekindle.extensions import extensions, load
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
-from rekindle.store.values import StagedBlock
+from rekindle.store.values import BlockBytes
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
 from rekindle.tier.heads import HeadBranch
@@ -292,7 +292,7 @@ class Engine:
         self,
         agent: str,
         branches: Sequence[HeadBranch],
-        blocks: Iterable[StagedBlock] = (),
+        blocks: Iterable[BlockBytes] = (),
         *,
         namespace: str = "default",
         timeout_s: float = 60.0,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rekindle.cache.blocks.windows import ABSENT, WindowSlots
 from rekindle.kv.coded import CODECS
+from rekindle.kv.copies import BlockPart, Wait, at_once
 from rekindle.parts import STATE, Part
 from rekindle.spec import KVLayout, LayerSpec, PartLayout, Section
 
@@ -187,6 +188,21 @@ class KVArena:
     def _sections(self, part: PartLayout) -> Iterator[Tensor]:
         for layer in part.layers:
             yield from (*self._layers[layer.index].k, *self._layers[layer.index].v)
+
+    def copy_out(self, parts: Sequence[BlockPart]) -> Wait:
+        """Begin to copy these parts into their payloads, bytes beyond their tokens as zeros; the blocks may be changed
+        at once. A thread that reads a payload calls what is returned before.
+
+        The payloads are rows of a few buffers that live as long as the store, so a device may register these once.
+        """
+        for each in parts:
+            self.read(each.block, each.part, each.num_tokens, each.payload)
+        return at_once
+
+    def copy_in(self, parts: Sequence[BlockPart]) -> None:
+        """Replace these parts by their payloads (may be read-only); they are there when it returns. Any thread."""
+        for each in parts:
+            self.write(each.block, each.part, each.payload)
 
     def read(self, block: int, part: int, num_tokens: int, out: np.ndarray) -> None:
         """Copy a part's payload into `out` uint8 [payload_bytes], bytes beyond `num_tokens` tokens as zeros.

@@ -5,24 +5,38 @@ All frozen; token ids are u32 [n].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
+from rekindle.kv.copies import Wait, at_once
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagedBlock:
-    """Parts of a block to save. `fill(part, out)` writes a part's whole payload into `out` [payload_bytes]."""
+class BlockBytes:
+    """A block whose bytes are at hand: the payload of each of its parts [payload_bytes]."""
 
     identity: BlockIdentity
-    parts: tuple[int, ...]
-    fill: Callable[[int, Bytes], object]
+    payloads: Mapping[int, Bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its parts."""
+        return sum(payload.nbytes for payload in self.payloads.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavingBlock:
+    """A block on its way to disk: the row of each of its parts in the staging buffer, complete after `wait`."""
+
+    identity: BlockIdentity
+    rows: Mapping[int, int]
+    wait: Wait = at_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,10 @@ from rekindle.store.rows.schema import agent_key
 from rekindle.store.threads.readers import Deliver, Done, Readers
 from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.threads.writer import Clock, OnSaved, Writer
-from rekindle.store.values import PurgeProof, SequenceRecord, StagedBlock, StoredBlock, StoreStats
+from rekindle.store.values import BlockBytes, PurgeProof, SavingBlock, SequenceRecord, StoredBlock, StoreStats
 from rekindle.worker import Worker
 
-__all__ = ["PurgeProof", "SequenceRecord", "StagedBlock", "StoreStats", "StoredBlock", "WarmStore"]
+__all__ = ["BlockBytes", "PurgeProof", "SavingBlock", "SequenceRecord", "StoreStats", "StoredBlock", "WarmStore"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -213,21 +213,29 @@ class WarmStore:
         self.writer.stop()
         self._parts.close()
 
-    def stage(self, block: StagedBlock) -> bool:
-        """Copy parts of a block, full or tail, for saving; False if staging is full: try again later.
+    def stage(self, block: BlockBytes) -> bool:
+        """Copy a block, full or tail, for saving, as `save_blocks`; False if staging is full: try again later."""
+        rows = self.staging.take(block.payloads)
+        if rows is None:
+            return False
+        for part, row in rows.items():
+            self.staging.payload(part, row)[:] = block.payloads[part]
+        self.save_blocks([SavingBlock(block.identity, rows)])
+        return True
 
-        Stage parents before children, and a block's first part before the others, or with them. What is already on disk
+    def save_blocks(self, blocks: Sequence[SavingBlock]) -> None:
+        """Queue blocks whose bytes are in rows of `staging`, or on their way there.
+
+        Parents come before children, and a block's first part before the others, or with them. What is already on disk
         is not written again. One whose parent is not is dropped and counted (`blocks_orphaned`); so is every block once
         the writer has died (`unsaved_evicted`).
         """
-        if self.writer.worker.death is not None:
+        if self.writer.worker.death is None:
+            self.writer.put(*blocks)
+            return
+        for block in blocks:
+            self.staging.give_back(block.rows)
             self.skip(block.identity.hash)
-            return True
-        waiting = self.staging.take(block)
-        if waiting is None:
-            return False
-        self.writer.put(waiting)
-        return True
 
     def skip(self, block_hash: BlockHash) -> None:
         """Count a block evicted from memory before it could be staged; its descendants will not be saved."""
@@ -288,11 +296,11 @@ class WarmStore:
         return None if found is None or self.writer.is_bad(found[0].identity.hash) else found
 
     def load(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done) -> None:
-        """Read the given parts of blocks on a reader thread: `deliver(i, part, payload)` in order, then
-        `done(num_good)`, once.
+        """Read the given parts of blocks on a reader thread: `deliver(i, payloads)` with several from the i-th on, of
+        each the payloads of its parts, in order, then `done(num_good)`, once.
 
-        Only intact blocks with the expected ids are delivered; the first other one ends the load. `payload`
-        [payload_bytes] is valid only during the call.
+        Only intact blocks with the expected ids are delivered; the first other one ends the load. Payloads
+        [payload_bytes] are valid only during the call.
         """
         self.readers.put(blocks, deliver, done)
 

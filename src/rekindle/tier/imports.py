@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockIdentity
+from rekindle.store.values import BlockBytes
 from rekindle.tier.heads import AgentHead, read_head
 from rekindle.tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable
 from rekindle.tier.pace import Breaker, Pace, Patience, can_ask, head_s
-from rekindle.tier.records import FetchedBlock, Records
+from rekindle.tier.records import Records
 from rekindle.tier.sealing import BadObject
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Imports:
         rest_s: Callable[[int], float],
         num_named: int = 0,
         waited_s: float = 0.0,
-    ) -> Iterator[FetchedBlock]:
+    ) -> Iterator[BlockBytes]:
         """Yield the leading run of these blocks that the tier has, as they arrive; a head names the first ones.
 
         `rest_s`: how long computing the rest would take, in seconds, once so many of their tokens have come.
@@ -149,7 +150,7 @@ class Imports:
             arriving.close()
             self.counts.add(waited_ns=round(1e9 * patience.waited_s))
 
-    def _next(self, wanted: Wanted, arriving: Iterator[bytes | None]) -> FetchedBlock | None:
+    def _next(self, wanted: Wanted, arriving: Iterator[bytes | None]) -> BlockBytes | None:
         """Return a block from the next objects; None if the tier lacks any of its parts."""
         found = {part: next(arriving) for part in wanted.parts}
         present = {part: data for part, data in found.items() if data is not None}
@@ -158,7 +159,7 @@ class Imports:
             self._suspect(wanted)
             return None
         payloads = {part: self._records.decoded(wanted.identity, part, data) for part, data in present.items()}
-        block = FetchedBlock(wanted.identity, payloads)
+        block = BlockBytes(wanted.identity, payloads)
         self.counts.add(objects=len(present), bytes=block.num_bytes, tokens=wanted.identity.num_tokens)
         return block
 

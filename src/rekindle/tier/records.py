@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,19 +15,6 @@ from rekindle.store.warm import WarmStore
 from rekindle.tier.sealing import BadObject, block_name
 
 LOAD_S = 60.0  # until the store's readers have answered
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FetchedBlock:
-    """A block from the tier: the payload of each of its parts [payload_bytes]."""
-
-    identity: BlockIdentity
-    payloads: dict[int, Bytes]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all its parts."""
-        return sum(payload.nbytes for payload in self.payloads.values())
 
 
 class Records:
@@ -74,15 +60,20 @@ class Records:
         read: list[tuple[str, bytes]] = []
         done = threading.Event()
 
-        def deliver(index: int, part: int, payload: Bytes) -> None:
-            record_format, identity = self._formats[part], blocks[index].identity
-            record = np.zeros(record_format.record_bytes, dtype=np.uint8)
-            record_format.payload(record)[:] = payload
-            record_format.encode(identity, record)
-            read.append((block_name(identity.hash, part), record.tobytes()))
+        def deliver(first: int, run: Sequence[Mapping[int, Bytes]]) -> None:
+            for block, payloads in zip(blocks[first:], run, strict=False):
+                for part, payload in payloads.items():
+                    read.append((block_name(block.identity.hash, part), self._encoded(block, part, payload)))
 
         self._store.load(blocks, deliver, lambda num_good: done.set())
         return read if done.wait(LOAD_S) else []
+
+    def _encoded(self, block: StoredBlock, part: int, payload: Bytes) -> bytes:
+        record_format = self._formats[part]
+        record = np.zeros(record_format.record_bytes, dtype=np.uint8)
+        record_format.payload(record)[:] = payload
+        record_format.encode(block.identity, record)
+        return record.tobytes()
 
     def decoded(self, identity: BlockIdentity, part: int, data: bytes) -> Bytes:
         """Return the payload in the object of one part of this block; BadObject if it is another's or damaged."""

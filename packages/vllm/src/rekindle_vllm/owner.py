@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout
-from rekindle.store.values import SequenceRecord, StagedBlock, StoredBlock, StoreStats
+from rekindle.store.values import BlockBytes, SequenceRecord, StoredBlock, StoreStats
 from rekindle.store.warm import WarmStore
 from rekindle_vllm.branches import Branches
 from rekindle_vllm.names import Scope
@@ -140,11 +140,11 @@ class RecordOwner:
             for number, (identity, row) in enumerate(zip(identities, rows, strict=True)):
                 if part and not self.num_sound([identity.hash]):
                     return number
-                if not self._stage(StagedBlock(identity, (part,), _filler(row)), deadline):
+                if not self._stage(BlockBytes(identity, {part: row}), deadline):
                     return number
         return len(rows)
 
-    def _stage(self, block: StagedBlock, deadline: float) -> bool:
+    def _stage(self, block: BlockBytes, deadline: float) -> bool:
         while not self.store.stage(block):
             if time.monotonic() >= deadline:
                 return False
@@ -208,12 +208,7 @@ class _Gathered:
             self.count.set_result(sum(good[: short + 1]))
 
 
-def _deliver(rows: Sequence[Bytes], number: int, part: int, payload: Bytes) -> None:
-    rows[number][:] = payload
-
-
-def _filler(row: Bytes) -> Callable[[int, Bytes], object]:
-    def fill(part: int, out: Bytes) -> None:
-        out[:] = row
-
-    return fill
+def _deliver(rows: Sequence[Bytes], first: int, run: Sequence[Mapping[int, Bytes]]) -> None:
+    for number, payloads in enumerate(run, first):
+        for payload in payloads.values():
+            rows[number][:] = payload

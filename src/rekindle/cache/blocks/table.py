@@ -27,10 +27,11 @@ from rekindle.cache.blocks.pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A newly published block of the pool and its identity."""
+    """A published block of the pool, its identity, and which of its parts are new: the first one, if it is."""
 
     block: int
     identity: BlockIdentity
+    parts: tuple[int, ...] = (0,)
 
 
 class BlockTable:

@@ -7,16 +7,17 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Run
 from dataclasses import dataclass
-
-import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.engine.sequence import Sequence
 from rekindle.kv.arena import KVArena
+from rekindle.kv.copies import BlockPart
+from rekindle.store.values import Bytes
 from rekindle.store.warm import StoredBlock, WarmStore
 
 
@@ -67,8 +68,14 @@ class Loads:
         for stored in load.blocks:
             self._by_hash[stored.identity.hash] = load
 
-        def deliver(index: int, part: int, payload: np.ndarray) -> None:
-            self._arena.write(targets[index], part, payload)
+        def deliver(first: int, run: Run[Mapping[int, Bytes]]) -> None:
+            self._arena.copy_in(
+                [
+                    BlockPart(targets[index], part, load.blocks[index].identity.num_tokens, payload)
+                    for index, payloads in enumerate(run, first)
+                    for part, payload in payloads.items()
+                ]
+            )
 
         store.load(load.blocks, deliver, lambda num_good: self._report(load, num_good))
         return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity
@@ -18,18 +17,10 @@ from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable, Published
 from rekindle.errors import RekindleError
 from rekindle.kv.arena import KVArena
+from rekindle.kv.copies import BlockPart
 from rekindle.store.commands import Delete, Purge, StoreChange, StoreCommand
-from rekindle.store.warm import SequenceRecord, StagedBlock, WarmStore
+from rekindle.store.warm import SavingBlock, SequenceRecord, WarmStore
 from rekindle.worker import fail
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedBlock:
-    """Parts of a block of the pool that wait for room in the store's staging buffer."""
-
-    block: int
-    identity: BlockIdentity
-    parts: tuple[int, ...]
 
 
 class SaveQueue:
@@ -39,7 +30,7 @@ class SaveQueue:
         self._pool = pool
         self._arena = arena
         self._store = store
-        self._items: deque[QueuedBlock | StoreCommand] = deque()
+        self._items: deque[Published | StoreCommand] = deque()
         self._queued: set[BlockHash] = set()
         self._deferred: dict[BlockHash, Published] = {}
         # Deletions the store has not carried out yet: blocks on disk may be about to disappear.
@@ -56,7 +47,7 @@ class SaveQueue:
     def add_block(self, published: Published) -> None:
         """Queue a newly hashed block: its first part; those of windows are queued where a turn may be resumed."""
         if self._store is not None:
-            self._items.append(QueuedBlock(published.block, published.identity, (0,)))
+            self._items.append(published)
             self._queued.add(published.identity.hash)
 
     def add_parts(self, block: int, parts: Collection[int], root: BlockHash) -> None:
@@ -67,7 +58,7 @@ class SaveQueue:
         lacking = sorted(parts if self._is_deleting() else set(parts) - self._store.parts(block_hash))
         if lacking:
             identity = BlockIdentity(block_hash, parent, root, self._pool.ids(block))
-            self._items.append(QueuedBlock(block, identity, tuple(lacking)))
+            self._items.append(Published(block, identity, tuple(lacking)))
 
     def defer(self, published: Published) -> None:
         """Note a newly hashed block that is saved only once a turn depends on it."""
@@ -155,26 +146,57 @@ class SaveQueue:
         store = self._store
         while self._items and store is not None:
             item = self._items[0]
+            if isinstance(item, Published):
+                if not self._stage(store):
+                    return
+                continue
             if isinstance(item, SequenceRecord):
                 store.save_turn(item)
-            elif not isinstance(item, QueuedBlock):
+            else:
                 store.submit(item)
                 if isinstance(item, Delete | Purge):
                     self._ends.append(item.done)
-            elif not self._stage(store, item):
-                return
             self._items.popleft()
-            if isinstance(item, QueuedBlock) and 0 in item.parts:
-                self._queued.discard(item.identity.hash)
 
-    def _stage(self, store: WarmStore, item: QueuedBlock) -> bool:
-        """Pass on what is still in memory of a block; False if there is no room for it."""
-        parts = [part for part in item.parts if self._arena.has(part, item.block)]
-        if self._pool.name(item.block) != item.identity.hash:
-            if 0 in item.parts:
-                store.skip(item.identity.hash)
-            return True
-        return not parts or store.stage(self._staged(item, tuple(parts)))
+    def _stage(self, store: WarmStore) -> bool:
+        """Pass on what is still in memory of the blocks before the next command, in one copy; False if there is no room
+        for all of them.
+        """
+        taken: list[tuple[Published, dict[int, int]]] = []
+        is_full = False
+        while self._items and isinstance(item := self._items[0], Published):
+            block_hash, has_first = item.identity.hash, 0 in item.parts
+            if self._pool.name(item.block) == block_hash:
+                parts = [part for part in item.parts if self._arena.has(part, item.block)]
+                rows = store.staging.take(parts)
+                if rows is None:
+                    is_full = True
+                    break
+                taken.append((item, rows))
+            elif has_first:
+                store.skip(block_hash)
+            self._items.popleft()
+            if has_first:
+                self._queued.discard(block_hash)
+        if taken:
+            self._copy(store, taken)
+        return not is_full
+
+    def _copy(self, store: WarmStore, taken: Sequence[tuple[Published, dict[int, int]]]) -> None:
+        """Copy the bytes of blocks to their rows of the staging buffer, from where they are saved."""
+        try:
+            wait = self._arena.copy_out(
+                [
+                    BlockPart(item.block, part, item.identity.num_tokens, store.staging.payload(part, row))
+                    for item, rows in taken
+                    for part, row in rows.items()
+                ]
+            )
+        except BaseException:
+            for _, rows in taken:
+                store.staging.give_back(rows)
+            raise
+        store.save_blocks([SavingBlock(item.identity, rows, wait) for item, rows in taken if rows])
 
     def close(self, error: RekindleError) -> None:
         """Pass on what there is room for; callers waiting for anything left get the error."""
@@ -197,7 +219,7 @@ class SaveQueue:
         end = self._items.index(command)
         left = [item for at, item in enumerate(self._items) if at >= end or not _is_of(item, command, hashes)]
         self._items = deque(left)
-        self._queued = {item.identity.hash for item in left if isinstance(item, QueuedBlock) and 0 in item.parts}
+        self._queued = {item.identity.hash for item in left if isinstance(item, Published) and 0 in item.parts}
 
     def is_queued(self, block_hash: BlockHash) -> bool:
         """Whether the block waits here for the store."""
@@ -205,23 +227,19 @@ class SaveQueue:
 
     def check(self) -> None:
         """Assert that `_queued` matches the queue, and that deferred blocks are bounded and kept by their hash."""
-        waiting = {item.identity.hash for item in self._items if isinstance(item, QueuedBlock)}
+        waiting = {item.identity.hash for item in self._items if isinstance(item, Published)}
         assert self._queued <= waiting, f"{len(self._queued - waiting)} blocks are marked as queued and are not"
         assert all(key == item.identity.hash for key, item in self._deferred.items()), "deferred under another hash"
         assert self.num_deferred <= self._pool.num_blocks, f"{self.num_deferred} blocks are deferred"
 
-    def _staged(self, item: QueuedBlock, parts: tuple[int, ...]) -> StagedBlock:
-        block, num_tokens = item.block, item.identity.num_tokens
-        return StagedBlock(item.identity, parts, lambda part, out: self._arena.read(block, part, num_tokens, out))
 
-
-def _is_of(item: QueuedBlock | StoreCommand, command: Purge, hashes: Collection[BlockHash]) -> bool:
-    if isinstance(item, QueuedBlock):
+def _is_of(item: Published | StoreCommand, command: Purge, hashes: Collection[BlockHash]) -> bool:
+    if isinstance(item, Published):
         return item.identity.hash in hashes
     return isinstance(item, SequenceRecord) and (item.namespace, item.agent) == (command.namespace, command.agent)
 
 
-def refuse(item: QueuedBlock | StoreCommand, error: RekindleError) -> None:
+def refuse(item: Published | StoreCommand, error: RekindleError) -> None:
     """Fail a command that never reached the store."""
     if isinstance(item, StoreChange):
         fail(item.done, error)

@@ -19,11 +19,9 @@ from rekindle.engine.memory.branches import common_prefix
 from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.types import GenerationRequest
 from rekindle.spec import KVLayout
-from rekindle.store.values import Bytes, StagedBlock
 from rekindle.store.warm import WarmStore
 from rekindle.tier.heads import AgentHead, HeadBranch
 from rekindle.tier.imports import Imports, Wanted
-from rekindle.tier.records import FetchedBlock
 
 logger = logging.getLogger(__name__)
 NAMED_S = 80.0  # as if computing took so long: the object store may be silent for five seconds
@@ -118,7 +116,7 @@ class TierImports:
 
         num_named = max(0, num_shared // size - num_here)
         fetched = self._imports.blocks(missing, rest_s=rest_s, num_named=num_named, waited_s=waited_s)
-        return self._adoption.blocks(map(_staged, fetched), timeout_s=self._imports.most_s(rest_s(0)))
+        return self._adoption.blocks(fetched, timeout_s=self._imports.most_s(rest_s(0)))
 
     def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[HeadBranch | None, int]:
         """Return the text of the agent that shares the most leading ids with a prompt, and their count."""
@@ -144,10 +142,3 @@ class TierImports:
             Wanted(block, (0, *(part for part, having in has.items() if at < num_named and at in having)))
             for at, block in enumerate(blocks)
         ]
-
-
-def _staged(block: FetchedBlock) -> StagedBlock:
-    def fill(part: int, out: Bytes) -> None:
-        out[:] = block.payloads[part]
-
-    return StagedBlock(block.identity, tuple(block.payloads), fill)

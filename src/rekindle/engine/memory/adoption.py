@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.memory.branches import KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
-from rekindle.store.values import StagedBlock
+from rekindle.store.values import BlockBytes
 from rekindle.store.warm import WarmStore
 from rekindle.tier.heads import HeadBranch
 
@@ -58,7 +58,7 @@ class Adoption:
             num_new += self._memory.adopt(known)
         return num_new
 
-    def blocks(self, blocks: Iterable[StagedBlock], *, timeout_s: float) -> int:
+    def blocks(self, blocks: Iterable[BlockBytes], *, timeout_s: float) -> int:
         """Store blocks, parents before children; return how many. What has not fitted in time is left out."""
         deadline, num_staged = self._clock() + timeout_s, 0
         for block in blocks:

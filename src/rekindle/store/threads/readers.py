@@ -1,8 +1,8 @@
 """The reader threads: read records from disk and verify each before delivering it.
 
-Owns one buffer per thread and the figures of loading. One thread serves a load, in order, and stops at the first record
-that does not match its block exactly. Damage is reported once per block and never fails the load. If no thread is left,
-a load completes at once with no blocks.
+Owns buffers for a run of blocks per thread, and the figures of loading. One thread serves a load, in order, a run at a
+time, and stops at the first record that does not match its block exactly. Damage is reported once per block and never
+fails the load. If no thread is left, a load completes at once with no blocks.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from rekindle.store.files.records import BadRecord
 from rekindle.store.files.shards import Shards, read_record
-from rekindle.store.values import StoredBlock
+from rekindle.store.values import Bytes, StoredBlock
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger(__name__)
 
-Bytes = npt.NDArray[np.uint8]
-Deliver = Callable[[int, int, Bytes], object]
+RUN_BLOCKS = 8  # read before they are delivered together
+RUN_BYTES = 16 << 20  # of one part, or of one block where that is larger
+Deliver = Callable[[int, Sequence[Mapping[int, Bytes]]], object]
 Done = Callable[[int], object]
 
 
@@ -95,7 +95,9 @@ class Readers:
                     self._report(job, 0)
 
     def _run(self) -> None:
-        buffers = [np.empty(f.record_bytes, dtype=np.uint8) for f in self._shards.formats]
+        sizes = [record_format.record_bytes for record_format in self._shards.formats]
+        rows = [max(1, min(RUN_BLOCKS, RUN_BYTES // size)) for size in sizes]
+        buffers = [np.empty(shape, dtype=np.uint8) for shape in zip(rows, sizes, strict=True)]
         while (job := self._queue.get()) is not None:
             self._report(job, self._hand_over_all(job, buffers))
 
@@ -108,30 +110,46 @@ class Readers:
             logger.exception("a receiver of loaded blocks failed")
 
     def _hand_over_all(self, job: LoadJob, buffers: Sequence[Bytes]) -> int:
-        """Deliver blocks in order until one is bad or its receiver fails; return how many."""
-        for number, block in enumerate(job.blocks):
-            if self.stopping.is_set():
-                return number
+        """Deliver blocks in order until one is bad or their receiver fails; return how many."""
+        num_good, is_over = 0, False
+        while num_good < len(job.blocks) and not is_over:
+            run, is_over = self._read(job.blocks[num_good:], buffers)
             try:
-                if not self._hand_over(job, number, buffers):
-                    return number
+                if run:
+                    job.deliver(num_good, run)
             except BaseException:
-                # Border: a block that cannot be read or delivered is recomputed.
-                logger.exception("block %s could not be delivered", block.identity.hash.hex())
-                return number
-        return len(job.blocks)
+                # Border: blocks that cannot be delivered are recomputed.
+                logger.exception("blocks from %s on could not be delivered", job.blocks[num_good].identity.hash.hex())
+                break
+            blocks = job.blocks[num_good : num_good + len(run)]
+            num_good += len(run)
+            with self._lock:
+                self.blocks_read += len(run)
+                self.bytes_read += sum(buffers[place.part].shape[1] for block in blocks for place in block.places)
+        return num_good
 
-    def _hand_over(self, job: LoadJob, number: int, buffers: Sequence[Bytes]) -> bool:
-        """Deliver one block; False if it is damaged."""
-        block = job.blocks[number]
-        try:
-            payloads = [read_record(self._shards, block, place, buffers[place.part]) for place in block.places]
-        except BadRecord as bad:
-            self._report_bad(block, str(bad))
-            return False
-        for place, payload in zip(block.places, payloads, strict=True):
-            job.deliver(number, place.part, payload)
-        with self._lock:
-            self.blocks_read += 1
-            self.bytes_read += sum(buffers[place.part].nbytes for place in block.places)
-        return True
+    def _read(self, blocks: Sequence[StoredBlock], buffers: Sequence[Bytes]) -> tuple[list[dict[int, Bytes]], bool]:
+        """Read leading blocks, as many as there are buffers for: their payloads by part, and whether the load is over,
+        as the next block is bad or the thread should end."""
+        run: list[dict[int, Bytes]] = []
+        used = [0] * len(buffers)
+        for block in blocks:
+            if self.stopping.is_set():
+                return run, True
+            payloads: dict[int, Bytes] = {}
+            try:
+                if any(used[place.part] == len(buffers[place.part]) for place in block.places):
+                    break
+                for place in block.places:
+                    row = buffers[place.part][used[place.part]]
+                    payloads[place.part] = read_record(self._shards, block, place, row)
+                    used[place.part] += 1
+            except BadRecord as bad:
+                self._report_bad(block, str(bad))
+                return run, True
+            except BaseException:
+                # Border: a block that cannot be read is recomputed.
+                logger.exception("block %s could not be read", block.identity.hash.hex())
+                return run, True
+            run.append(payloads)
+        return run, False

@@ -8,26 +8,12 @@ are never touched, so they take no physical memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.store.files.records import RecordFormat
-from rekindle.store.values import StagedBlock
-
-Bytes = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WaitingBlock:
-    """Parts of a block in rows of the staging buffer: the row of each, and its buffer [record_bytes]."""
-
-    identity: BlockIdentity
-    rows: Mapping[int, int]
-    records: Mapping[int, Bytes]
+from rekindle.store.values import Bytes
 
 
 class StagingBuffer:
@@ -48,26 +34,24 @@ class StagingBuffer:
         """Rows in use."""
         return sum(self._num_rows) - sum(map(len, self._free))
 
-    def take(self, block: StagedBlock) -> WaitingBlock | None:
-        """Copy the block's parts into free rows; None if there are too few."""
+    def take(self, parts: Collection[int]) -> dict[int, int] | None:
+        """Take a row for each of these parts of a block; None if there are too few."""
         with self._lock:
-            if not all(self._free[part] for part in block.parts):
+            if not all(self._free[part] for part in parts):
                 return None
-            rows = {part: self._free[part].pop() for part in block.parts}
-        records = {part: self._memory[part][row] for part, row in rows.items()}
-        try:
-            for part, record in records.items():
-                block.fill(part, self._formats[part].payload(record))
-        except BaseException:
-            self._give(rows)
-            raise
-        return WaitingBlock(block.identity, rows, records)
+            return {part: self._free[part].pop() for part in parts}
 
-    def give_back(self, block: WaitingBlock) -> None:
-        """Free the block's rows; its records must not be touched afterwards."""
-        self._give(block.rows)
+    def record(self, part: int, row: int) -> Bytes:
+        """The memory of a row [record_bytes]."""
+        record: Bytes = self._memory[part][row]
+        return record
 
-    def _give(self, rows: Mapping[int, int]) -> None:
+    def payload(self, part: int, row: int) -> Bytes:
+        """Where a row has the payload [payload_bytes]."""
+        return self._formats[part].payload(self._memory[part][row])
+
+    def give_back(self, rows: Mapping[int, int]) -> None:
+        """Free the rows of a block; they must not be touched afterwards."""
         with self._lock:
             for part, row in rows.items():
                 self._free[part].append(row)

@@ -34,9 +34,9 @@ from rekindle.store.maintenance.purging import prove
 from rekindle.store.maintenance.room import DiskRoom, OnLost
 from rekindle.store.rows.index import Index
 from rekindle.store.rows.ledger import BranchKey, Ledger
-from rekindle.store.threads.staging import StagingBuffer, WaitingBlock
+from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.threads.trouble import SaveTrouble
-from rekindle.store.values import Place, SequenceRecord, StoredBlock
+from rekindle.store.values import Place, SavingBlock, SequenceRecord, StoredBlock
 from rekindle.worker import Death, Worker, fail, failure_of, fulfil
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class _Call:
     done: Future[Any]
 
 
-Item = WaitingBlock | SequenceRecord | StoreChange | _Call | Literal["stop"]
+Item = SavingBlock | SequenceRecord | StoreChange | _Call | Literal["stop"]
 
 
 class Writer:
@@ -121,20 +121,19 @@ class Writer:
                     fail(item.done, failure(item, StoreError(why)))
                 elif isinstance(item, _Call):
                     fail(item.done, StoreError(why))
-                elif isinstance(item, WaitingBlock):
+                elif isinstance(item, SavingBlock):
                     self._free_staged([item])
                 elif isinstance(item, SequenceRecord):
                     self.counts["turns_unsaved"] += 1
 
-    def put(self, item: WaitingBlock | SequenceRecord | StoreChange) -> None:
-        """Queue a block, a moved sequence or a change; dropped, or refused, if the thread has ended."""
-        if isinstance(item, WaitingBlock) and 0 in item.records:
-            with self._lock:
-                self._pending[item.identity.hash] += 1
-        self._put(item)
-
-    def _put(self, item: Item) -> None:
-        self._queue.put(item)
+    def put(self, *items: SavingBlock | SequenceRecord | StoreChange | _Call) -> None:
+        """Queue blocks, moved sequences and changes; dropped, or refused, if the thread has ended."""
+        with self._lock:
+            self._pending.update(
+                item.identity.hash for item in items if isinstance(item, SavingBlock) and 0 in item.rows
+            )
+        for item in items:
+            self._queue.put(item)
         if self.worker.death is not None:
             self._refuse_rest(self.worker.death.summary)
         elif self._ended.is_set():
@@ -143,7 +142,7 @@ class Writer:
     def call(self, run: Callable[[Ledger], T]) -> Future[T]:
         """Run a function on the thread, after everything queued before; StoreError if the thread has ended."""
         future: Future[T] = Future()
-        self._put(_Call(run, future))
+        self.put(_Call(run, future))
         return future
 
     def touch(self, branch: BranchKey, last_use: float) -> None:
@@ -211,11 +210,11 @@ class Writer:
         except BaseException as error:
             self.trouble.failed(error, self._clock())
 
-    def _collect(self) -> tuple[list[WaitingBlock | SequenceRecord], StoreChange | _Call | Literal["stop", "wait"]]:
+    def _collect(self) -> tuple[list[SavingBlock | SequenceRecord], StoreChange | _Call | Literal["stop", "wait"]]:
         """Take queued items up to the next command, and the command; blocks while the queue is empty."""
-        batch: list[WaitingBlock | SequenceRecord] = []
+        batch: list[SavingBlock | SequenceRecord] = []
         item = self._queue.get()
-        while isinstance(item, WaitingBlock | SequenceRecord):
+        while isinstance(item, SavingBlock | SequenceRecord):
             batch.append(item)
             try:
                 item = self._queue.get_nowait()
@@ -223,10 +222,12 @@ class Writer:
                 return batch, "wait"
         return batch, item
 
-    def _save_or_report(self, batch: Sequence[WaitingBlock | SequenceRecord]) -> None:
-        blocks = [item for item in batch if isinstance(item, WaitingBlock)]
+    def _save_or_report(self, batch: Sequence[SavingBlock | SequenceRecord]) -> None:
+        blocks = [item for item in batch if isinstance(item, SavingBlock)]
         turns = [item for item in batch if isinstance(item, SequenceRecord)]
         try:
+            for block in blocks:
+                block.wait()
             self._repaired(lambda: self._save(blocks, turns))
         except BaseException as error:
             # Border: a failed save is lost at the next restart, but the thread continues.
@@ -236,13 +237,13 @@ class Writer:
         finally:
             self._free_staged(blocks)
 
-    def _free_staged(self, blocks: Sequence[WaitingBlock]) -> None:
+    def _free_staged(self, blocks: Sequence[SavingBlock]) -> None:
         for block in blocks:
-            self._staging.give_back(block)
+            self._staging.give_back(block.rows)
         with self._lock:
-            self._pending -= Counter(block.identity.hash for block in blocks if 0 in block.records)
+            self._pending -= Counter(block.identity.hash for block in blocks if 0 in block.rows)
 
-    def _save(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> None:
+    def _save(self, blocks: Sequence[SavingBlock], turns: Sequence[SequenceRecord]) -> None:
         now, touched = self._clock(), self._take_touched()
         accepted = self._accept(blocks, turns, touched, now)
         rows = self._write(accepted)
@@ -257,7 +258,8 @@ class Writer:
         if rows or saved:
             self.trouble.recovered()
         self.counts["blocks_written"] += len(rows)
-        self.counts["bytes_written"] += sum(record.nbytes for block in accepted for record in block.records.values())
+        sizes = [record_format.record_bytes for record_format in self._shards.formats]
+        self.counts["bytes_written"] += sum(sizes[part] for block in accepted for part in block.rows)
         self._report_turns(turns, saved)
         self.room.give_back(freed)
 
@@ -280,46 +282,46 @@ class Writer:
 
     def _accept(
         self,
-        blocks: Sequence[WaitingBlock],
+        blocks: Sequence[SavingBlock],
         turns: Sequence[SequenceRecord],
         touched: Mapping[BranchKey, float],
         now: float,
-    ) -> list[WaitingBlock]:
+    ) -> list[SavingBlock]:
         """The parts of blocks not yet on disk whose parent is, as far as there is room or room can be made."""
-        wanted: dict[BlockHash, WaitingBlock] = {}
+        wanted: dict[BlockHash, SavingBlock] = {}
         for block in blocks:
             block_hash, parent = block.identity.hash, block.identity.parent
             known = set[int]() if self.is_bad(block_hash) else self._ledger.parts(block_hash)
             coming = wanted.get(block_hash)
-            records = {part: record for part, record in block.records.items() if part not in known}
+            rows = {part: row for part, row in block.rows.items() if part not in known}
             if coming is not None:
-                wanted[block_hash] = replace(coming, records={**records, **coming.records})
-            elif not records:
+                wanted[block_hash] = replace(coming, rows={**rows, **coming.rows})
+            elif not rows:
                 continue
-            elif 0 not in known | records.keys() or not (
+            elif 0 not in known | rows.keys() or not (
                 parent == block.identity.root or parent in wanted or self._ledger.has(parent)
             ):
                 self.counts["blocks_orphaned"] += 1
             else:
-                wanted[block_hash] = replace(block, records=records)
+                wanted[block_hash] = replace(block, rows=rows)
         num_accepted = self.room.make(len(wanted), partial(self._needed, blocks, turns), touched, now)
         self.counts["blocks_refused"] += len(wanted) - num_accepted
         return list(wanted.values())[:num_accepted]
 
-    def _needed(self, blocks: Sequence[WaitingBlock], turns: Sequence[SequenceRecord]) -> set[bytes]:
+    def _needed(self, blocks: Sequence[SavingBlock], turns: Sequence[SequenceRecord]) -> set[bytes]:
         """The blocks on disk that a batch builds on, or moves a branch from or to."""
         near = {each for block in blocks for each in (block.identity.hash, block.identity.parent)}
         return near | {turn.head for turn in turns} | set(self._ledger.heads(turns))
 
-    def _write(self, blocks: Sequence[WaitingBlock]) -> list[StoredBlock]:
+    def _write(self, blocks: Sequence[SavingBlock]) -> list[StoredBlock]:
         """Write the records to free slots; nothing refers to them yet."""
-        counts = Counter(part for block in blocks for part in block.records)
+        counts = Counter(part for block in blocks for part in block.rows)
         slots = {f.part: iter(self._ledger.slots.next(f.part, counts[f.part])) for f in self._shards.formats}
         rows = []
         for block in blocks:
             places = []
-            for part, record in sorted(block.records.items()):
-                slot = next(slots[part])
+            for part, row in sorted(block.rows.items()):
+                record, slot = self._staging.record(part, row), next(slots[part])
                 places.append(Place(part, slot, self._shards.formats[part].encode(block.identity, record)))
                 self._shards.write(part, slot, record)
             rows.append(StoredBlock(block.identity, tuple(places)))

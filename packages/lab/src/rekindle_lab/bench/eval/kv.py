@@ -23,12 +23,14 @@ from rekindle.cache.blocks.hashing import BlockIdentity, chain_hashes, root_hash
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
 from rekindle.kv.arena import KVArena
+from rekindle.kv.copies import BlockPart
 from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout
-from rekindle.store.warm import StagedBlock, WarmStore
+from rekindle.store.values import Bytes
+from rekindle.store.warm import BlockBytes, WarmStore
 
 CHUNK_TOKENS = 256
 CACHED_ROWS = 8  # whose logits, in fp64, stay in the processor's cache
@@ -181,14 +183,14 @@ def _restored(loaded: LoadedModel, run: Run, ids: np.ndarray, num_tokens: int) -
     root = root_hash(fingerprint=loaded.spec.fingerprint, namespace="eval", cache_salt="", secret=b"eval")
     first = ids[:num_tokens]
     hashes = chain_hashes(root, first, size)
-    all_parts = tuple(part.index for part in layout.parts)
     with tempfile.TemporaryDirectory(prefix="rekindle-eval-") as directory:
         with _store(Path(directory), loaded, layout) as store:
             for index, block_hash in enumerate(hashes):
                 part = first[index * size : (index + 1) * size]
                 identity = BlockIdentity(block_hash, hashes[index - 1] if index else root, root, part)
-                block = StagedBlock(identity, all_parts, partial(_fill, run.arena, index, size))
-                while not store.stage(block):
+                payloads = {part.index: np.empty(part.payload_bytes, dtype=np.uint8) for part in layout.parts}
+                run.arena.copy_out([BlockPart(index, part, size, out) for part, out in payloads.items()])()
+                while not store.stage(BlockBytes(identity, payloads)):
                     store.flush(LOAD_S)
             store.flush(LOAD_S)
         with _store(Path(directory), loaded, layout) as store:
@@ -199,15 +201,22 @@ def _restored(loaded: LoadedModel, run: Run, ids: np.ndarray, num_tokens: int) -
                 loaded_blocks[0] = num_good
                 finished.set()
 
-            store.load(found, lambda index, part, payload: copy.arena.write(index, part, payload), done)
+            store.load(found, partial(_deliver, copy.arena), done)
             finished.wait(LOAD_S)
             if loaded_blocks[0] < len(hashes):
                 raise StoreError(f"only {loaded_blocks[0]} of {len(hashes)} blocks came back from the temporary store")
     return copy
 
 
-def _fill(arena: KVArena, block: int, num_tokens: int, part: int, out: np.ndarray) -> None:
-    arena.read(block, part, num_tokens, out)
+def _deliver(arena: KVArena, first: int, run: Sequence[Mapping[int, Bytes]]) -> None:
+    size = arena.layout.block_tokens
+    arena.copy_in(
+        [
+            BlockPart(block, part, size, payload)
+            for block, payloads in enumerate(run, first)
+            for part, payload in payloads.items()
+        ]
+    )
 
 
 @contextmanager

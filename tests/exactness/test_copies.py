@@ -1,0 +1,63 @@
+"""A device whose copies run beside its steps: many blocks at a time, and bytes that arrive once they are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle.kv.arena import KVArena
+from rekindle.kv.copies import BlockPart, Wait
+from rekindle.store.threads.readers import RUN_BLOCKS
+from tests.exactness.conftest import MakeRig
+
+NUM_TOKENS, NEW = 400, 3
+
+
+class LateArena(KVArena):
+    """Notes the copies, of how many parts each; what comes out has arrived once somebody has waited."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.sizes: dict[str, list[int]] = {"in": [], "out": []}
+
+    def copy_out(self, parts: Sequence[BlockPart]) -> Wait:
+        self.sizes["out"].append(len(parts))
+        taken = [replace(each, payload=np.empty_like(each.payload)) for each in parts]
+        super().copy_out(taken)
+        for each in parts:
+            each.payload[:] = 0xEE
+
+        def arrive() -> None:
+            for each, source in zip(parts, taken, strict=True):
+                each.payload[:] = source.payload
+
+        return arrive
+
+    def copy_in(self, parts: Sequence[BlockPart]) -> None:
+        self.sizes["in"].append(len(parts))
+        super().copy_in(parts)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_blocks_travel_many_at_a_time_and_are_waited_for(make_rig: MakeRig, tmp_path: Path, kind: str) -> None:
+    ids = np.random.default_rng(5).integers(3, 60, NUM_TOKENS).tolist()
+    rig = make_rig(kind, "fp64", "q4h", store_dir=tmp_path, arena_type=LateArena)
+    first = rig.generate(ids, NEW)
+    wanted = rig.stored([*ids, *first.token_ids[:-1]])
+    out = rig.arena.sizes["out"]
+    reopened = rig.reopened()
+    try:
+        again = reopened.generate([*ids, *first.token_ids], NEW)
+        assert again.report.warm_tokens == NUM_TOKENS + NEW - 1
+        assert reopened.stored([*ids, *first.token_ids])[:-1] == wanted[:-1], "the bytes that were computed"
+        num_blocks = len(wanted)
+        assert max(out) > RUN_BLOCKS and len(out) < num_blocks, out
+        came = reopened.arena.sizes["in"]
+        assert num_blocks >= 2 * RUN_BLOCKS and len(came) <= -(-num_blocks // RUN_BLOCKS) + 1, came
+    finally:
+        reopened.close()
