@@ -25,7 +25,6 @@ from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
-from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import KVLayout, LayerSpec
 
@@ -228,7 +227,7 @@ def prefill_rates(loaded: LoadedModel) -> list[float]:
     low estimate."""
     layout, longest = loaded.spec.layout, min(sum(PREFILL_TOKENS), loaded.spec.max_context)
     (table,), num_blocks = interleaved_tables(layout.block_tokens, [longest])
-    runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
+    runner = loaded.compute.runner(loaded, loaded.compute.arena(layout, num_blocks, loaded.device))
     ids = torch.arange(longest) % loaded.spec.vocab_size
     cut = min(PREFILL_TOKENS[0], longest // 2)
     runner.forward([sequence_step(ids[:cut], 0, table, "last")])

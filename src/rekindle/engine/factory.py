@@ -21,7 +21,6 @@ from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.errors import ConfigError, StoreRefused
-from rekindle.kv.arena import KVArena
 from rekindle.model.device import check_device
 from rekindle.model.loaded import LoadedModel, Runner
 from rekindle.model.sampling_defaults import SamplingDefaults
@@ -56,7 +55,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     hot = capacity(settings.cache, spec, loaded.device, chunk_tokens=_chunk_tokens(settings, loaded.device))
     if use_store:
         check_disk(settings.store, spec)
-    arena = KVArena(spec.layout, hot.num_blocks, torch.device(loaded.device), hot.windows)
+    arena = loaded.compute.arena(spec.layout, hot.num_blocks, loaded.device, hot.windows)
     computing = Computing(
         spec=spec,
         encoder=encoder,

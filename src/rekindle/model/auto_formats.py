@@ -29,7 +29,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from rekindle.kv.arena import KVArena
 from rekindle.kv.coded import round_trip
 from rekindle.kv.q4h import MAX_ROTATION
 from rekindle.model.adapter import AttentionCall, run_model
@@ -40,7 +39,6 @@ from rekindle.model.fingerprint import write_json
 from rekindle.model.formats import LayerFormats, fits_coded, layout_of, native_format
 from rekindle.model.geometry import Geometry, LayerGeometry
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import sequence_step
 from rekindle.spec import CODED, Format, KVLayout, LayerSpec
 
@@ -228,7 +226,7 @@ class _WholeModel:
         """Logits of every position, some positions at a time."""
         loaded = replace(self._draft, spec=replace(self._draft.spec, layout=layout))
         num_blocks = -(-self.num_tokens // layout.block_tokens)
-        runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
+        runner = loaded.compute.runner(loaded, loaded.compute.arena(layout, num_blocks, loaded.device))
         for start in range(0, self.num_tokens, PIECE_TOKENS):
             ids = self._ids[start : start + PIECE_TOKENS]
             yield runner.forward([sequence_step(ids, start, range(num_blocks), "all")])

@@ -3,7 +3,8 @@
 Reads no files and runs nothing. What packs weights and has kernels of its own stands elsewhere and is chosen when a
 model is loaded.
 
-    Compute.runner ──▶ Runner.launch(sequence steps) ──▶ Step: wait, logits, draw
+    Compute.arena  ──▶ KVArena: copy_out, copy_in (blocks, many at a time, between the device and the host)
+       └─▶ runner  ──▶ Runner.launch(sequence steps) ──▶ Step: wait, logits, draw
                         begins on the device
 """
 
@@ -16,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import ROW_MULTIPLE
@@ -23,7 +25,7 @@ from rekindle.model.adjustments import History
 from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import LayerFormats
 from rekindle.model.sampler import SamplerState
-from rekindle.spec import ModelSpec
+from rekindle.spec import KVLayout, ModelSpec
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
 BY_TORCH = "torch"
@@ -57,6 +59,9 @@ class Runner(Protocol):
     def launch(self, steps: Sequence[SequenceStep]) -> Step:
         """Begin a step; K and V of all rows at positions `num_stored` and later will be in the arena."""
 
+    def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
+        """Launch a step and wait for it: its logits."""
+
     def rest(self) -> None:
         """As `Compute.rest`."""
 
@@ -72,11 +77,16 @@ class Compute(Protocol):
     def digest(self) -> str | None:
         """A digest of code that is not in this package's Python; None if there is none."""
 
+    def arena(
+        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
+    ) -> KVArena:
+        """Hot memory of `num_blocks` blocks, all zero, for `attention` and `runner`; `windows` as of `KVArena`."""
+
     def attention(self, arena: KVArena) -> PagedAttention:
         """Attention over the blocks of an arena, for modules of transformers."""
 
     def runner(self, loaded: LoadedModel, arena: KVArena) -> Runner:
-        """What serves a model."""
+        """What serves a model, and is what its proof runs."""
 
     def rest(self) -> None:
         """Give back what a thread that computes holds: the calling one has nothing to compute for now."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import StepLayout
@@ -109,7 +108,7 @@ def _observed(loaded: LoadedModel, modules: list[Any], start: int) -> dict[Any, 
     steps = [sequence_step(x, 0, table, "last") for x, table in zip(ids.split(LENGTHS), tables, strict=True)]
     batch = ForwardBatch.build(steps, device)
     plan = AttentionPlan(StepLayout(batch.spans, layout.block_tokens, batch.num_rows), device)
-    step = _RecordingStep(loaded.compute.attention(KVArena(layout, num_blocks, device)), plan)
+    step = _RecordingStep(loaded.compute.attention(loaded.compute.arena(layout, num_blocks, device)), plan)
     seen: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
     handles = [
         module.register_forward_hook(lambda *values: seen.append(values), with_kwargs=True)  # module, args, ..., output

@@ -124,7 +124,7 @@ class ModelRunner:
         return LaunchedStep(steps, step, logits)
 
     def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
-        """Launch a step and wait for it: its logits."""
+        """As `Runner.forward`."""
         launched = self.launch(steps)
         launched.wait()
         return launched.logits

@@ -22,7 +22,6 @@ from rekindle.model.check_text import check_tokens
 from rekindle.model.divergence import divergence
 from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
-from rekindle.model.runner import ModelRunner
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.parts import STATE
 from rekindle.spec import CODED, KVLayout, LayerSpec
@@ -64,8 +63,8 @@ def _compare_bytes(loaded: LoadedModel, count: int, bounds: Sequence[tuple[int, 
     layout = loaded.spec.layout
     ids = check_tokens(loaded.spec.vocab_size, count + 9)
     tables, num_blocks = interleaved_tables(layout.block_tokens, [count, count, 9])
-    arena = KVArena(layout, num_blocks, loaded.model.device, _slots_for_states(layout, tables))
-    runner = ModelRunner(loaded, arena)
+    arena = loaded.compute.arena(layout, num_blocks, loaded.device, _slots_for_states(layout, tables))
+    runner = loaded.compute.runner(loaded, arena)
     whole = runner.forward([sequence_step(ids[:count], 0, tables[0], "last")])[0]
     pieced = whole
     for turn, (start, end) in enumerate(bounds):
@@ -126,7 +125,7 @@ def _logits(loaded: LoadedModel, ids: torch.Tensor, bounds: Sequence[tuple[int, 
     """Logits [len(ids), vocab] of a sequence computed in these pieces."""
     layout = loaded.spec.layout
     (table,), num_blocks = interleaved_tables(layout.block_tokens, [len(ids)])
-    runner = ModelRunner(loaded, KVArena(layout, num_blocks, loaded.model.device))
+    runner = loaded.compute.runner(loaded, loaded.compute.arena(layout, num_blocks, loaded.device))
     return torch.cat([runner.forward([sequence_step(ids[a:b], a, table, "all")]) for a, b in bounds])
 
 

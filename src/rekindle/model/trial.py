@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from rekindle.errors import ModelRefused
-from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.model.adapter import ATTENTION_NAME, AttentionCall
@@ -177,7 +176,7 @@ def _packed_logits(
     """The logits of the second chunk, all sequences together over interleaved blocks."""
     layout = loaded.spec.layout
     tables, num_blocks = interleaved_tables(layout.block_tokens, [len(ids) for ids in sequences])
-    arena = KVArena(layout, num_blocks, loaded.model.device)
+    arena = loaded.compute.arena(layout, num_blocks, loaded.device)
     logits = torch.empty(0)
     for chunk, step_type, asked in zip(_chunks(sequences), step_types, LOGITS, strict=True):
         runner = ModelRunner(loaded, arena, step_type=step_type)

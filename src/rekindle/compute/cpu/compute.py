@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.cpu.fused_attention import FusedAttention
 from rekindle.compute.cpu.kernels import thread_pool
 from rekindle.compute.cpu.kernels.library import KernelLibrary
@@ -11,6 +15,7 @@ from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.model.loaded import BY_TORCH, LoadedModel
 from rekindle.model.runner import ModelRunner
+from rekindle.spec import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,12 @@ class KernelCompute:
     def digest(self) -> str | None:
         """That of the library."""
         return None if self.library is None else self.library.digest
+
+    def arena(
+        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
+    ) -> KVArena:
+        """As `Compute.arena`: tensors of torch's."""
+        return KVArena(layout, num_blocks, device, windows)
 
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""

@@ -27,7 +27,6 @@ from rekindle.kv.copies import BlockPart
 from rekindle.model.batch import SequenceStep
 from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout
 from rekindle.store.values import Bytes
 from rekindle.store.warm import BlockBytes, WarmStore
@@ -114,8 +113,9 @@ class Run:
     """One window under one layout, in an arena just large enough for it."""
 
     def __init__(self, loaded: LoadedModel, layout: KVLayout, num_tokens: int) -> None:
-        self.arena = KVArena(layout, -(-num_tokens // layout.block_tokens), loaded.model.device)
-        self._runner = ModelRunner(replace(loaded, spec=replace(loaded.spec, layout=layout)), self.arena)
+        num_blocks, compute = -(-num_tokens // layout.block_tokens), loaded.compute
+        self.arena = compute.arena(layout, num_blocks, loaded.device)
+        self._runner = compute.runner(replace(loaded, spec=replace(loaded.spec, layout=layout)), self.arena)
         self._blocks = list(range(self.arena.num_blocks))
 
     def logits(self, ids: np.ndarray, start: int, end: int) -> torch.Tensor:
