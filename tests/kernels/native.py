@@ -74,13 +74,15 @@ def built() -> dict[Level, KernelChoice]:
     return {level: load(level) for level in runnable()}
 
 
-def sources(directory: Path, *, interface: int | None = None) -> Path:
-    """Small sources to compile: the interface with its number, and a function that starts threads."""
+def sources(directory: Path, *, interface: int | None = None, tiles: bool = False) -> Path:
+    """Small sources to compile: the interface with its number, a function that starts threads, `tiles` one of AMX."""
     directory.mkdir()
-    for name in ("rekindle.h", "interface.cpp", "simd.hpp"):
+    for name in ("rekindle.h", "interface.cpp"):
         shutil.copy(build.NATIVE / name, directory)
     (directory / "threads.cpp").write_text(THREADS)
-    (directory / "tiles.cpp").write_text(TILES)
+    if tiles:  # whose headers take a second to read
+        shutil.copy(build.NATIVE / "simd.hpp", directory)
+        (directory / "tiles.cpp").write_text(TILES)
     if interface is not None:
         (directory / "interface.cpp").write_text(
             f'extern "C" __attribute__((visibility("default"))) int rk_interface(void) {{ return {interface}; }}'

@@ -42,7 +42,7 @@ def cpuinfo(directory: Path, *flags: str) -> Path:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("libraries")
-    build.build(directory, sources(directory / "native"))
+    build.build(directory, sources(directory / "native", tiles=True))
     return directory
 
 
