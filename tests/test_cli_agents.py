@@ -17,13 +17,14 @@ from rekindle import Engine
 from rekindle.cli import app
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE, ServerSettings
 from rekindle.engine.types import Breakpoint, GenerationRequest
-from rekindle.harness.client import Client, ServerProcess, free_port
+from rekindle.harness.client import Client, free_port
 from rekindle.model.params import SamplingParams
 from rekindle.server.responses.items import message_item
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
 from rekindle.text.messages import Message
 from rekindle_sessions.log.records import Memory, SessionRecords
 from rekindle_sessions.machine.types import Entry, Participant, Plan, Prelude
+from tests.forks import ForkedServer
 
 TEXT = "You look after the lighthouse, count the ships that pass, and write down each one's name and its port."
 FLAGS = ("--hot-bytes", "64MiB", "--threads", "1")
@@ -53,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, 
     """A server, and the variables by which commands find it."""
     folder = tmp_path_factory.mktemp("agents")
     store = folder / "store"
-    with ServerProcess(["--store", str(store), *FLAGS], log=folder / "log", server=ServerSettings(port=0)) as server:
+    with ForkedServer(["--store", str(store), *FLAGS], log=folder / "log", server=ServerSettings(port=0)) as server:
         yield server.wait_ready(), {"REKINDLE_PORT": str(server.port), "REKINDLE_STORE": str(store)}
 
 

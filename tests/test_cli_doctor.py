@@ -25,8 +25,9 @@ from rekindle.cli.findings import ADVICE, Finding, judged, spread
 from rekindle.cli.model_probes import KernelSpeed, Place, measure_kernels
 from rekindle.compute.load import choose_kernels
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
-from rekindle.harness.client import ServerProcess, free_port
+from rekindle.harness.client import free_port
 from rekindle.spec import KVLayout, LayerSpec
+from tests.forks import ForkedServer
 from tests.kernels.native import needs_kernels
 
 
@@ -103,7 +104,7 @@ def test_the_port_of_another_program_and_of_our_own_server(tmp_path: Path) -> No
         finding = doctor.probe_port(ServerSettings(port=port))
     assert (finding.verdict, "another program" in finding.said) == ("fail", True)
     flags = ["--store", "off", "--hot-bytes", "32MiB", "--threads", "1"]
-    with ServerProcess(flags, log=tmp_path / "log", server=ServerSettings(port=0, api_key="k")) as server:
+    with ForkedServer(flags, log=tmp_path / "log", server=ServerSettings(port=0, api_key="k")) as server:
         server.wait_ready()
         finding = doctor.probe_port(ServerSettings(port=server.port))
     assert (finding.verdict, "our server" in finding.said) == ("ok", True)

@@ -24,6 +24,7 @@ from rekindle.errors import RequestFailed
 from rekindle.harness.client import ServerProcess, free_port
 from rekindle.store.files.directory import StoreDirectory
 from rekindle.store.files.sync import OsFileSystem
+from tests.forks import ForkedServer
 
 ROOT = Path(__file__).parents[1]
 # What loads models cannot be imported by the command.
@@ -110,7 +111,7 @@ def invoked(*arguments: str, **variables: str) -> Result:
 
 def served(folder: Path) -> Iterator[House]:
     flags = ["--store", str(folder / "store"), *SMALL]
-    with ServerProcess(flags, log=folder / "log", server=ServerSettings(port=0, api_key="k")) as server:
+    with ForkedServer(flags, log=folder / "log", server=ServerSettings(port=0, api_key="k")) as server:
         server.wait_ready()
         yield House(folder, server)
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from rekindle.cli import app
 from rekindle.cli.why import marked, request_lines
 from rekindle.config import ServerSettings
-from rekindle.harness.client import ServerProcess, free_port
+from rekindle.harness.client import free_port
 from rekindle.matching.explain import Cause
 from rekindle.server.answers.advice import ADVICE, advice_for
+from tests.forks import ForkedServer
 
 SYSTEM = (
     "You are a helper of the harbour office and know all of its rules by heart. It is {day} morning, 2026-11-{date}."
@@ -31,7 +32,7 @@ def run(*arguments: str, **env: str) -> Result:
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("why")
     flags = ["--store", str(folder / "store"), "--hot-bytes", "64MiB", "--threads", "1"]
-    with ServerProcess(flags, log=folder / "log", server=ServerSettings(port=0, api_key="k")) as server:
+    with ForkedServer(flags, log=folder / "log", server=ServerSettings(port=0, api_key="k")) as server:
         client = server.wait_ready()
         for number, text in enumerate((SYSTEM.format(day="Monday", date=16), SYSTEM.format(day="Tuesday", date=17))):
             messages = [{"role": "system", "content": text}, {"role": "user", "content": "Where is the key of Bob?"}]

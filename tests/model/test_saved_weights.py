@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +23,7 @@ from rekindle.compute.cpu.weights_file import Contents, DamagedFile
 from rekindle.compute.load import choose_kernels, load_model
 from rekindle.config import ModelSettings
 from rekindle.model.loaded import LoadedModel
+from tests.forks import forking
 from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, random_ids
 
@@ -240,17 +238,23 @@ def test_weights_that_do_not_fit_change_nothing(model_dir: Callable[..., Path]) 
     assert isinstance(plain[0], PackedLinear) and plain[1] is modules[1]
 
 
+def save_and_tell(directory: Path, place: Path, told: Any) -> None:
+    """What each of two processes does."""
+    loaded = load(directory, place)
+    if loaded.unsaved is not None:
+        loaded.unsaved.save()
+    told.put(float(logits_of(loaded).double().sum()))
+
+
 def test_two_processes_share_one_file(model_dir: Callable[..., Path], tmp_path: Path) -> None:
     directory = model_dir("llama", "bf16")
-    program = (
-        "import sys; from tests.model.test_saved_weights import *\n"
-        "loaded = load(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-        "loaded.unsaved is None or loaded.unsaved.save()\n"
-        "print(float(logits_of(loaded).double().sum()))"
-    )
-    command = [sys.executable, "-c", program, str(directory), str(tmp_path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
-    printed = {process.communicate()[0] for process in running}
-    assert all(process.returncode == 0 for process in running) and len(printed) == 1
+    told = forking().SimpleQueue()
+    running = [forking().Process(target=save_and_tell, args=(directory, tmp_path, told)) for _ in range(2)]
+    for process in running:
+        process.start()
+    sums = {told.get() for _ in running}
+    for process in running:
+        process.join(60)
+    assert all(process.exitcode == 0 for process in running) and len(sums) == 1
     assert len(files(tmp_path)) == 1 and not list(tmp_path.glob(".packed-*"))
     assert is_mapped(load(directory, tmp_path))

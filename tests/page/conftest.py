@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from rekindle.config import ServerSettings
 from rekindle.harness.client import ServerProcess, free_port
+from tests.forks import ForkedServer
 from tests.programs import program
 
 # No window, no sandbox (CI is root), and no word to anybody but the page's own server.
@@ -49,7 +50,7 @@ class Site:
     def start(self) -> None:
         """Begin to serve; returns when it answers."""
         flags = [*FLAGS, "--store", str(self.directory / "store")]
-        self.process = ServerProcess(flags, log=self.directory / "log", server=self.settings)
+        self.process = ForkedServer(flags, log=self.directory / "log", server=self.settings)
         self.process.wait_ready()
 
     def stop(self) -> None:

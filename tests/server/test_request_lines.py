@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from rekindle.config import ServerSettings
-from rekindle.harness.client import ServerProcess
+from tests.forks import ForkedServer
 from tests.server.conftest import Served, serving
 from tests.server.logged import Heard, fields, listening, text
 
@@ -182,7 +182,7 @@ def test_a_process_writes_json_and_keeps_to_its_level(tmp_path: Path) -> None:
     lines: dict[str, list[dict[str, Any]]] = {}
     for level in ("info", "warning"):
         log = tmp_path / level
-        with ServerProcess([*flags, "--log-level", level], log=log) as server:
+        with ForkedServer([*flags, "--log-level", level], log=log) as server:
             server.wait_ready().chat(SAID, agent="ada", max_tokens=2)
             assert server.stop() == 0
         lines[level] = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]

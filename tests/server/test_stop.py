@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.harness.client import ServerProcess
+from tests.forks import ForkedServer
 
 LONG = {
     "messages": [{"role": "user", "content": "Tell me of the attic."}],
@@ -40,7 +40,7 @@ def refused(port: int) -> bool:
 
 def test_running_answers_end_and_new_ones_are_turned_away(tmp_path: Path) -> None:
     flags, variables = [*FLAGS, "--store", str(tmp_path / "store")], {"stop_s": "60"}
-    with ServerProcess(flags, log=tmp_path / "log", variables=variables) as server:
+    with ForkedServer(flags, log=tmp_path / "log", variables=variables) as server:
         server.wait_ready()
         connection, response = opened(server.port, {**LONG, "max_tokens": 600})
         with closing(connection):
@@ -58,7 +58,7 @@ def test_running_answers_end_and_new_ones_are_turned_away(tmp_path: Path) -> Non
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_and_what_was_said_is_kept(tmp_path: Path, again: signal.Signals) -> None:
     flags, variables = [*FLAGS, "--store", str(tmp_path / "store")], {"stop_s": "3600"}
-    with ServerProcess(flags, log=tmp_path / "log", variables=variables) as server:
+    with ForkedServer(flags, log=tmp_path / "log", variables=variables) as server:
         server.wait_ready()
         connection, response = opened(server.port, LONG)
         with closing(connection):
@@ -71,6 +71,6 @@ def test_a_second_signal_ends_at_once_and_what_was_said_is_kept(tmp_path: Path, 
             assert server.wait_end() == 0
     assert "the request was cancelled" in events and '"code":"stopping"' in events
     assert "Traceback" not in (tmp_path / "log").read_text()
-    with ServerProcess(flags, log=tmp_path / "log") as server:
+    with ForkedServer(flags, log=tmp_path / "log") as server:
         assert server.wait_ready().chat(LONG["messages"], agent="ada", max_tokens=1).report["reused_tokens"] > 0
         assert server.stop() == 0

@@ -15,11 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import httpx
 
@@ -130,11 +130,31 @@ class Client:
 REFUSED = 2  # exit code of a command the user must correct
 
 
+class Running(Protocol):
+    """What is asked of a process: subprocess.Popen does."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def popen(command: Sequence[str], log: BinaryIO, environment: Mapping[str, str]) -> Running:
+    """Run a command that writes to a log."""
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
 class ServerProcess:
     """`rekindle serve` as a child process; a context manager that always ends it.
 
     `server` is its address (port 0: any free one) and key; `flags` and `variables` are the other settings, the
-    variables by their flat names. `module` is run in place of the command line, with the same flags.
+    variables by their flat names. `module` is run in place of the command line, with the same flags, by `run`.
     """
 
     def __init__(
@@ -145,6 +165,7 @@ class ServerProcess:
         server: ServerSettings | None = None,
         variables: Mapping[str, str] | None = None,
         module: str = "rekindle.cli",
+        run: Callable[[Sequence[str], BinaryIO, Mapping[str, str]], Running] = popen,
     ) -> None:
         self._server = server or ServerSettings(port=0)
         self._log = log
@@ -152,7 +173,7 @@ class ServerProcess:
         command = [sys.executable, "-m", module, "serve", *flags]
         with log.open("ab") as sink:
             self._log_begin = sink.tell()  # what comes before was written by earlier servers
-            self._process = subprocess.Popen(command, stdout=sink, stderr=sink, env=self._environment(variables or {}))
+            self._process = run(command, sink, self._environment(variables or {}))
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}

@@ -10,6 +10,7 @@ from typing import Any
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import Client, ServerProcess
 from rekindle.harness.http import events
+from tests.forks import ForkedServer
 from tests.sessions.http.coordinating import NAMES, SESSIONS, Event
 from tests.sessions.http.test_coordination_kept import STORY
 from tests.sessions.http.test_coordination_streams import wait_for
@@ -47,7 +48,7 @@ def round_until_killed(server: ServerProcess, client: Client, session: str) -> l
 
 def test_a_killed_server_loses_nothing_that_was_told(tmp_path: Path) -> None:
     flags, log = ["--store", str(tmp_path / "store"), "--threads", "1", "--hot-bytes", "64MiB"], tmp_path / "log"
-    with ServerProcess(flags, log=log) as server:
+    with ForkedServer(flags, log=log) as server:
         client = server.wait_ready()
         session = post(client, "", PLAN)["id"]
         first_round = post(client, f"/{session}/round")["turns"]
@@ -57,7 +58,7 @@ def test_a_killed_server_loses_nothing_that_was_told(tmp_path: Path) -> None:
         told = round_until_killed(server, client, session)
     complete = [data["text"] for kind, data in told if kind == "turn_complete"]
     assert complete and "round_complete" not in dict(told)
-    with ServerProcess(flags, log=log) as server:
+    with ForkedServer(flags, log=log) as server:
         client = server.wait_ready()
         shown, found = client.json("GET", f"{SESSIONS}/{session}"), messages(client, session)
         assert (shown["is_unfinished"], shown["num_turns"], shown["running"]) == (True, 6, [])
