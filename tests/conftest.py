@@ -6,7 +6,9 @@ reach neither them nor the processes they start. `HYPOTHESIS_PROFILE=torture` ru
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in items if item.get_closest_marker("long")}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
-    for item in items:
+    for item in items if config.option.markexpr else ():
         for need in needs_of(item.path):
             item.add_marker(need)
     is_short = config.getoption("--quick") or config.getoption("--gate")
@@ -91,6 +93,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             machine.settings = tortured(usual)
         elif is_short and not (config.getoption("--gate") and is_killer(item.nodeid)):
             machine.settings = hastened(usual)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the tests stay, so they are not searched for garbage again and again
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # a model that a test loads may have set more
 
 
 def pytest_report_header() -> str:

@@ -24,10 +24,10 @@ from rekindle_pocket import MODEL_DIR
 from tests.tiny_models import tiny_model_dir
 from tools.injected import biased, hidden
 
-SETTINGS = ModelSettings(model=str(MODEL_DIR), threads=2)
+SETTINGS = ModelSettings(model=str(MODEL_DIR), threads=1)
 
 
-def loaded(directory: Path, threads: int = 2) -> LoadedModel:
+def loaded(directory: Path, threads: int = 1) -> LoadedModel:
     settings = replace(SETTINGS, model=str(directory), threads=threads)
     return load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
 
@@ -133,7 +133,7 @@ def test_an_answer_tells_what_its_question_lacks(reply: str, right: bool) -> Non
 def test_the_command_writes_lines_and_a_plot(tmp_path: Path) -> None:
     out, plot = tmp_path / "lines.jsonl", tmp_path / "plot.png"
     bench = EvalBench(num_tokens=512, context=256, cases=1, out=out, plot=plot)
-    assert run_eval(Settings.load({"threads": 2}), bench, Console(quiet=True)) == 0
+    assert run_eval(Settings.load({"threads": 1}), bench, Console(quiet=True)) == 0
     lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert {line["arm"] for line in lines} >= {"native", "auto, restored", "q4h", "auto, restarted"}
     assert plot.read_bytes().startswith(b"\x89PNG")
