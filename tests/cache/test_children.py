@@ -86,7 +86,7 @@ class ChildrenMachine(RuleBasedStateMachine):
 
 
 TestChildren = ChildrenMachine.TestCase
-TestChildren.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestChildren.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
 
 @given(st.sets(runs, min_size=1, max_size=NUM_BLOCKS), queries)

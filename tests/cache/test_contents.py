@@ -95,4 +95,4 @@ class ContentsMachine(RuleBasedStateMachine):
 
 
 TestContents = ContentsMachine.TestCase
-TestContents.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestContents.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)

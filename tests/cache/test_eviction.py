@@ -198,7 +198,7 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrder = OrderMachine.TestCase
-TestOrder.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestOrder.settings = settings(max_examples=75, stateful_step_count=50, deadline=None)
 
 
 def filled(order: EvictionOrder, num_slots: int) -> EvictionOrder:

@@ -95,7 +95,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
 
 TestKeyed = KeyedMachine.TestCase
-TestKeyed.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestKeyed.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
 
 def test_a_parent_may_come_after_its_children_and_back() -> None:

@@ -227,7 +227,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestManager.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 def held(manager: CacheManager[Any]) -> list[str]:

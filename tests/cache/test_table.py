@@ -279,4 +279,4 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)

@@ -172,7 +172,7 @@ class WeakNamesMachine(RuleBasedStateMachine):
 
 
 TestWeakNames = WeakNamesMachine.TestCase
-TestWeakNames.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestWeakNames.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def collision(pool: BlockPool) -> tuple[np.ndarray, np.ndarray]:
