@@ -102,8 +102,8 @@ def test_what_is_submitted_during_an_eviction_does_not_hide_its_loss(directory: 
 def test_any_workload_survives(directory: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     campaign = recorded(directory, seed, drawn_actions(random, NUM_ACTIONS), disk_blocks=int(random.integers(18, 60)))
-    judge_all(campaign, "drawn", torn=1)
-    assert campaign.num_states > 300
+    judge_all(campaign, "drawn", torn=1, kinds=2 if CRASH_RUNS == 1 else len(CRASHES))
+    assert campaign.num_states > 150
 
 
 @pytest.mark.parametrize("careless", CARELESS, ids=lambda careless: careless.__name__)
