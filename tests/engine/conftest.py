@@ -10,6 +10,7 @@ import pytest
 
 from rekindle.engine.api import Engine
 from tests.given import settings_of
+from tests.proofs import proved
 from tests.tiny_models import tiny_model_dir
 
 Start = Callable[..., Engine]
@@ -35,8 +36,7 @@ def start(tiny_llama: Path, tmp_path: Path) -> Iterator[Start]:
         given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "store": str(tmp_path / "store"), "kv": "q4h"}
         # Tests count what is computed: idle work is asked for by those that are about it.
         given = {**given, "anticipate": "off", **settings}
-        engine = Engine(settings_of(model=str(model or tiny_llama), **given))
-        engine.start()
+        engine = proved(Engine(settings_of(model=str(model or tiny_llama), **given)))
         engines.append(engine)
         return engine
 

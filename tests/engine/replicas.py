@@ -14,6 +14,7 @@ from rekindle import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import normalise_messages
+from tests.proofs import proved
 
 SECRET = b"s" * 32
 WORDS = "Nobody saw anything odd in the garden on day {}. "
@@ -34,7 +35,7 @@ class Replicas:
         (store / "secret").write_bytes(SECRET)
         given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "anticipate": "off", "store": store}
         shared = {"tier": str(self.tier), "tier_wait_s": 30.0}
-        engine = Engine.from_pretrained(str(self.model), **{**given, **shared, **settings})
+        engine = proved(Engine(model=str(self.model), **{**given, **shared, **settings}))
         self._engines[name] = engine
         return engine
 

@@ -15,6 +15,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message, normalise_messages
 from tests.engine.rewriting import with_template
 from tests.given import settings_of
+from tests.proofs import proved
 from tests.server.scripted import LOOK, write_scripted_model
 
 WORDS = "You keep a house with an attic and a cellar, and you answer in one short sentence. "
@@ -38,7 +39,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, str]:
 
 def engine_of(model: Path, store: Path, **given: Any) -> Engine:
     flags = {"threads": 1, "hot_bytes": "64MiB", "block_tokens": 16, "store": store, "anticipate": "off"}
-    return Engine(settings_of(model=str(model), **{**flags, **given}))
+    return proved(Engine(settings_of(model=str(model), **{**flags, **given})))
 
 
 @pytest.fixture

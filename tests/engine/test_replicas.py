@@ -17,6 +17,7 @@ from rekindle.errors import ConfigError
 from tests.engine.conftest import Start
 from tests.engine.replica_process import MESSAGE
 from tests.needs import ROOT
+from tests.proofs import proved
 
 SECRET = "seventeen letters"
 
@@ -35,7 +36,7 @@ def replica(store: Path) -> Iterator[tuple[str, str, int]]:
 
 def made(model: Path | None, store: Path | str, **settings: Any) -> Engine:
     given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "anticipate": "off", **settings}
-    return Engine.from_pretrained(model, store=store, **given)
+    return proved(Engine(model=model, store=store, **given))
 
 
 def root_of(engine: Engine) -> bytes:

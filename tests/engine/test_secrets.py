@@ -12,6 +12,7 @@ import pytest
 from rekindle import Engine
 from rekindle.errors import StoreError
 from rekindle.store.files.directory import derived_secret
+from tests.proofs import proved
 from tests.store.chains import open_store
 
 SECRET = "seventeen letters"
@@ -20,7 +21,7 @@ MESSAGE = {"role": "user", "content": "What did she say about the number?"}
 
 def made(model: Path, store: Path | str, **settings: Any) -> Engine:
     given = {"threads": 1, "hot_bytes": 4 << 20, "block_tokens": 16, "anticipate": "off", **settings}
-    return Engine.from_pretrained(model, store=store, **given)
+    return proved(Engine(model=model, store=store, **given))
 
 
 def root_of(engine: Engine) -> bytes:

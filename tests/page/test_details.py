@@ -11,13 +11,14 @@ import pytest
 from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.server.page.page import LOOK_S, Details
+from tests.proofs import proved
 
 NAMES = ("ada", "bo", "cy")
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(Settings.load({"store": tmp_path, "threads": 1, "hot_bytes": "64MiB"})) as engine:
+    with proved(Engine(Settings.load({"store": tmp_path, "threads": 1, "hot_bytes": "64MiB"}))) as engine:
         for name in NAMES:
             say(engine, name, "The copper key is in the attic.")
         engine.flush()

@@ -15,6 +15,7 @@ from rekindle.config import ServerSettings, Settings
 from rekindle.server import page
 from rekindle.server.border import Problem
 from rekindle.server.gate.caller import Access, Guard
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 
 STATIC = Path(page.__file__).parent / "static"
@@ -23,7 +24,7 @@ STATIC = Path(page.__file__).parent / "static"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     settings = Settings.load({"store": "off", "threads": 1, "hot_bytes": "64MiB", "api_key": "secret"})
-    with Engine(settings) as engine, serving(engine, settings.server) as running:
+    with proved(Engine(settings)) as engine, serving(engine, settings.server) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ import pytest
 from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.server.answers.advice import ADVICE
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 
 SYSTEM = {"role": "system", "content": "You keep the ledger of the mill. " + "Every sack is counted twice. " * 20}
@@ -23,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     store: Path = tmp_path_factory.mktemp("store")
     flags = {"store": store, "threads": 1, "hot_bytes": "64MiB", "api_keys": KEYS, "admin_key": "boss"}
     settings = Settings.load(flags)
-    with Engine(settings) as engine, serving(engine, settings.server) as running:
+    with proved(Engine(settings)) as engine, serving(engine, settings.server) as running:
         yield running
 
 

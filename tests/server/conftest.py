@@ -19,6 +19,7 @@ from rekindle.config import ServerSettings, Settings
 from rekindle.server.app import App, create_app
 from rekindle.server.connections import ConnectionConfig
 from tests.engine.idle import until_idle
+from tests.proofs import proved
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # Small steps: a long prompt takes hundreds, so that a test can act in the middle of it.
     flags = {"store": tmp_path_factory.mktemp("store"), "threads": 1, "hot_bytes": "256MiB", "max_chunk_tokens": 16}
     settings = Settings.load(flags)
-    with Engine(settings) as engine:
+    with proved(Engine(settings)) as engine:
         with serving(engine, settings.server) as running:
             yield running
         engine.check()

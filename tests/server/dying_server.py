@@ -9,6 +9,7 @@ from rekindle import Engine
 from rekindle.server.serve import open_listeners, run_server
 from tests.engine.dying import died, poison
 from tests.given import settings_of
+from tests.proofs import proved
 
 
 def end_threads(engine: Engine) -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     settings = settings_of(**flags)
     listeners = open_listeners(settings.server)
     port = listeners[0].getsockname()[1]
-    with Engine(settings) as engine:
+    with proved(Engine(settings)) as engine:
         threading.Thread(target=end_threads, args=(engine,), daemon=True).start()
 
         def ready(banner: str) -> None:

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from rekindle import Engine
 from tests.given import settings_of
+from tests.proofs import proved
 from tests.server import conftest
 from tests.server.conftest import Served
 from tests.tiny_models import END_ID, tiny_config, tiny_tokenizer, write_tokenizer
@@ -134,7 +135,7 @@ def write_scripted_model(directory: Path) -> Path:
 def serving(**flags: object) -> Iterator[Served]:
     """A server over a real socket with an engine of these settings."""
     settings = settings_of(**flags)
-    with Engine(settings) as engine:
+    with proved(Engine(settings)) as engine:
         with conftest.serving(engine, settings.server) as running:
             yield running
         engine.check()

@@ -21,6 +21,7 @@ from rekindle.errors import RekindleError
 from rekindle.server.border import Route, in_thread, on_error
 from tests.engine.dying import REASON, THREADS, TOO_HARD, Panic, died, panicking_model, poison, raising
 from tests.given import settings_of
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(store: Path, model: Path, **settings: str) -> Iterator[Served]:
     """A server of its own, since it is not to be used afterwards."""
     flags = {"model": str(model), "store": store, "threads": 1, "hot_bytes": "64MiB", "readers": 1}
-    with Engine(settings_of(**flags)) as engine, serving(engine, ServerSettings(**settings)) as running:
+    with proved(Engine(settings_of(**flags))) as engine, serving(engine, ServerSettings(**settings)) as running:
         yield running
 
 

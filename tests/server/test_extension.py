@@ -16,6 +16,7 @@ from rekindle.config import ServerSettings, Settings, StoreSettings
 from rekindle.errors import ConfigError, StoreError
 from rekindle.extensions import Group
 from rekindle.server.app import create_app
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 
 GROUPS: tuple[Group, ...] = ("rekindle.commands", "rekindle.server", "rekindle.forget")
@@ -32,7 +33,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 @pytest.fixture
 def served(points: list[EntryPoint], tmp_path: Path) -> Iterator[Served]:
     settings = Settings.load({"store": tmp_path, "threads": 1, "hot_bytes": "64MiB"})
-    with Engine(settings) as engine, serving(engine, ServerSettings()) as running:
+    with proved(Engine(settings)) as engine, serving(engine, ServerSettings()) as running:
         yield running
 
 

@@ -24,6 +24,7 @@ from rekindle.server.serve import open_listeners, run_server
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
 from tests.forks import forking
+from tests.proofs import proved
 
 NUM_KILLS = int(os.environ.get("SERVER_KILLS", "5"))
 NUM_AGENTS = 2
@@ -38,7 +39,7 @@ def settings_of(store: Path, port: int) -> Settings:
 def serve(store: Path, port: int) -> None:
     settings = settings_of(store, port)
     listeners = open_listeners(settings.server)
-    with Engine(settings) as engine:
+    with proved(Engine(settings)) as engine:
         run_server(engine, settings, lambda banner: None, listeners=listeners)
 
 
@@ -114,7 +115,7 @@ def test_every_durable_turn_survives(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert durable
         num_durable += len(durable)
         check_records(tmp_path, layout)
-        with Engine(settings_of(tmp_path, 0)) as engine:
+        with proved(Engine(settings_of(tmp_path, 0))) as engine:
             engine.check()
             for agent, said in durable.items():
                 report = engine.chat(agent, said, max_tokens=1, temperature=0).report

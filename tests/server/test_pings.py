@@ -26,6 +26,7 @@ from rekindle.server.openai.calls import parse_chat
 from rekindle.server.openai.replies import ChatReply
 from rekindle.text.replies import ReplyFormat
 from tests.given import settings_of
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 from tests.server.test_log import report
 
@@ -152,7 +153,7 @@ def test_a_timeout_behind_the_head_is_the_clients_exception(tmp_path: Path) -> N
     flags = {"store": tmp_path, "threads": 1, "max_chunk_tokens": 16, "request_timeout_s": 1.0, "ping_s": 0.02}
     flags["kernels"] = "torch"  # the prompt shall take longer than that
     settings = settings_of(**flags)
-    with Engine(settings) as engine, serving(engine, settings.server) as running:
+    with proved(Engine(settings)) as engine, serving(engine, settings.server) as running:
         stream = running.client().chat.completions.create(
             model="default", messages=[{"role": "user", "content": LONG * 2}], stream=True
         )

@@ -12,6 +12,7 @@ from rekindle import Engine
 from rekindle.config import MiB, ServerSettings, Settings
 from rekindle.server.gate.limits import MEMORY_BYTES, kept_bytes
 from rekindle.server.responses.stored import MAX_BYTES
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 from tests.sessions.http.coordinating import SESSIONS, Session
 
@@ -23,7 +24,7 @@ SESSION_BYTES = MiB // 3  # of each
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = {"store": tmp_path_factory.mktemp("store"), "threads": 1, "hot_bytes": "64MiB", "disk_bytes": "8MiB"}
     more = {"api_keys": dict(TENANTS.api_keys)}
-    with Engine(Settings.load({**flags, **more})) as engine:
+    with proved(Engine(Settings.load({**flags, **more}))) as engine:
         with serving(engine, TENANTS) as running:
             yield running
         engine.check()

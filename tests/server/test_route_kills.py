@@ -26,6 +26,7 @@ from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.server.serve import open_listeners, run_server
 from tests.forks import forking
+from tests.proofs import proved
 from tests.tiny_models import tiny_model_dir
 
 NUM_KILLS = int(os.environ.get("ROUTE_KILLS", "1"))
@@ -48,7 +49,7 @@ def serve(model: Path, store: Path, pipe: Connection) -> None:
     settings = settings_of(model, store)
     listeners = open_listeners(settings.server)
     port = listeners[0].getsockname()[1]
-    with Engine(settings) as engine:
+    with proved(Engine(settings)) as engine:
         run_server(engine, settings, lambda banner: pipe.send(port), listeners=listeners)
 
 
@@ -321,7 +322,7 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path, capsys: pytest.
         for each in changes:
             if each.route == "purge":
                 find_nothing(store, each.before)
-    with Engine(settings_of(model, store)) as engine:
+    with proved(Engine(settings_of(model, store))) as engine:
         engine.check()
     with capsys.disabled():
         print(f"\n{len(groups)} servers killed right after an answer; of each route {min(counts.values())} answers")

@@ -18,6 +18,7 @@ from rekindle.server.observers.metrics import Metrics
 from rekindle_sessions.http.observed import Figures, observed
 from rekindle_sessions.machine.types import Turn
 from rekindle_sessions.service.events import SessionEvent, Spoken, of_failure, of_start
+from tests.proofs import proved
 from tests.server.conftest import serving
 from tests.server.test_metrics import samples, value
 from tests.sessions.http.coordinating import SESSIONS, Session
@@ -32,7 +33,7 @@ def test_a_turn_that_is_refused_has_the_status_of_a_request(tmp_path: Path, capl
     long, nearly = said * 40, said * 11  # the second fits, but not with what is put around it
     body = {"agents": [{"name": "Ada", "persona": nearly}, {"name": "Bo"}], "sampling": {"max_tokens": 4}}
     caplog.set_level(logging.INFO, logger="rekindle.server")
-    with Engine(Settings.load(flags)) as engine, serving(engine, ServerSettings()) as served:
+    with proved(Engine(Settings.load(flags))) as engine, serving(engine, ServerSettings()) as served:
         refused = served.chat(long)
         assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
         session = Session(served, served.send("POST", SESSIONS, body).json["id"])

@@ -13,6 +13,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
+from tests.proofs import proved
 from tests.server.conftest import Served, serving
 from tests.sessions.http.coordinating import NAMES, SESSIONS, Session, create, records_of
 from tests.sessions.http.test_coordination_streams import LONG, until, wait_for
@@ -24,7 +25,7 @@ TENANTS = ServerSettings(api_keys={"left": "key-l", "right": "key-r"}, admin_key
 @contextmanager
 def running(store: Path, settings: ServerSettings | None = None) -> Iterator[Served]:
     flags: dict[str, Any] = {"store": store, "threads": 1, "hot_bytes": "64MiB", "max_chunk_tokens": 64}
-    with Engine(Settings.load(flags)) as engine:
+    with proved(Engine(Settings.load(flags))) as engine:
         with serving(engine, settings or ServerSettings()) as served:
             yield served
         engine.check()
@@ -221,7 +222,7 @@ def test_two_servers_over_one_file_get_along(tmp_path: Path, caplog: pytest.LogC
 
 def test_without_a_store_sessions_last_as_long_as_the_server(tmp_path: Path) -> None:
     settings = Settings.load({"store": "off", "threads": 1, "hot_bytes": "32MiB"})
-    with Engine(settings) as engine, serving(engine, ServerSettings()) as served:
+    with proved(Engine(settings)) as engine, serving(engine, ServerSettings()) as served:
         session = create(served)
         session.post("/turn")
         wait_for(lambda: session.get()["num_messages"] == 2)

@@ -21,6 +21,7 @@ from benchmarks.coding_day.texts import Texts
 from rekindle import Engine
 from rekindle_sessions.machine.types import Participant, Plan
 from rekindle_sessions.service.coordinator import Coordinator, SessionInfo
+from tests.proofs import proved
 from tests.sessions.service.held import SPACE, holding, of_kind, settings_in, told
 
 TEXTS = Texts(0)
@@ -96,7 +97,7 @@ def held(tmp_path_factory: pytest.TempPathFactory, shown: Behaviour, **changes: 
     agents = tuple(Participant(name, f"{name} likes short words.") for name in NAMES)
     sampling = (("max_tokens", 64), ("temperature", 0))
     plan = Plan(agents, setting=TEXTS.instructions(rules=RULES), sampling=sampling, **changes)
-    with Engine(settings_in(directory / "store", model=str(model), min_reuse_tokens=1)) as engine:
+    with proved(Engine(settings_in(directory / "store", model=str(model), min_reuse_tokens=1))) as engine:
         return holding(engine, lambda coordinator: talked(coordinator, plan))
 
 

@@ -10,6 +10,7 @@ import pytest
 from rekindle import Engine
 from rekindle_sessions.machine.types import Topology
 from rekindle_sessions.service.coordinator import Coordinator
+from tests.proofs import proved
 from tests.sessions.service.held import SPACE, holding, of_kind, plan_of, settings_in, told
 from tests.tiny_models import tiny_model_dir
 
@@ -44,6 +45,6 @@ def test_crowd_in_a_small_pool(tmp_path: Path) -> None:
         assert engine.stats().num_evictions > 0
 
     model = tiny_model_dir("llama", "fp32", tmp_path, max_position_embeddings=CONTEXT, num_hidden_layers=2)
-    with Engine(settings_in(tmp_path / "store", model=str(model), hot_bytes="5MiB", block_tokens=64)) as engine:
+    with proved(Engine(settings_in(tmp_path / "store", model=str(model), hot_bytes="5MiB", block_tokens=64))) as engine:
         holding(engine, play, tmp_path / "sessions.db")
         engine.check()

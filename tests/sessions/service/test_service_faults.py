@@ -19,6 +19,7 @@ from rekindle_sessions.service.coordinator import Coordinator
 from rekindle_sessions.service.events import SessionEvent
 from rekindle_sessions.service.session import MOST_UNREAD
 from tests.engine.dying import Panic, died, poison
+from tests.proofs import proved
 from tests.sessions.service.held import (
     NAMES,
     SHORT,
@@ -359,7 +360,7 @@ def test_turns_that_a_dead_thread_leaves_are_spoken_after_the_restart(tmp_path: 
         events = await told(coordinator.round(SPACE, "left"))
         assert len(of_kind(events, "turn_complete")) == 3 and not of_kind(events, "turn_failed")
 
-    with Engine(settings) as engine, closing(SessionRecords.open(path)) as records:
+    with proved(Engine(settings)) as engine, closing(SessionRecords.open(path)) as records:
         coordinator = Coordinator(engine, records)
 
         async def run() -> None:
@@ -368,5 +369,5 @@ def test_turns_that_a_dead_thread_leaves_are_spoken_after_the_restart(tmp_path: 
             await coordinator.close()
 
         asyncio.run(run())
-    with Engine(settings) as engine:
+    with proved(Engine(settings)) as engine:
         holding(engine, go_on, path)

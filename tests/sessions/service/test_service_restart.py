@@ -11,6 +11,7 @@ from rekindle import Engine
 from rekindle.errors import NotFound
 from rekindle_sessions.machine.types import Participant, Plan
 from rekindle_sessions.service.coordinator import Coordinator
+from tests.proofs import proved
 from tests.sessions.service.held import NAMES, SHORT, SPACE, holding, of_kind, plan_of, settings_in, stored_texts, told
 
 SETTING = "They meet in the garden, as on every evening, and talk about the day. " * 10
@@ -35,9 +36,9 @@ def test_session_goes_on_warm_after_a_restart(tmp_path: Path) -> None:
             assert report["reused_tokens"] >= 0.9 * report["prompt_tokens"], report
             assert data["speaker"] != "Ada" or report["warm_tokens"] > 0
 
-    with Engine(settings_in(tmp_path)) as engine:
+    with proved(Engine(settings_in(tmp_path))) as engine:
         said = holding(engine, before, path)
-    with Engine(settings_in(tmp_path)) as engine:
+    with proved(Engine(settings_in(tmp_path))) as engine:
         holding(engine, after, path)
 
 

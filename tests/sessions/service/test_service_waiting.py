@@ -17,6 +17,7 @@ from rekindle_sessions.machine.decisions import Question
 from rekindle_sessions.machine.types import Topology
 from rekindle_sessions.service.coordinator import Coordinator
 from rekindle_sessions.service.listeners import MOST_AT_ONCE
+from tests.proofs import proved
 from tests.sessions.service.held import SPACE, holding, of_kind, plan_of, settings_in, told
 
 MAX_WAITING = 2
@@ -26,7 +27,7 @@ HELLO = GenerationRequest(text="Hello!", params=SamplingParams(max_tokens=2))
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(settings_in(tmp_path, max_waiting=MAX_WAITING)) as engine:
+    with proved(Engine(settings_in(tmp_path, max_waiting=MAX_WAITING))) as engine:
         yield engine
 
 
