@@ -10,6 +10,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +65,9 @@ def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
     return load_model(settings, block_tokens=BLOCK_TOKENS, max_context=None, format_map_dir=None, compute_dtype=compute)
 
 
+encoder_of = cache(PromptEncoder.from_dir)
+
+
 @dataclass(frozen=True, eq=False)
 class BlockBytes:
     """Bytes of a block's parts; None for a window's part that has ended. Equal if those are that both have."""
@@ -109,7 +113,7 @@ class Rig:
         self.arena = self.arena_type(layout, self.num_blocks, "cpu", windows)
         self.runner = ModelRunner(self.loaded, self.arena)
         self.pool = BlockPool(self.num_blocks, layout.block_tokens, windows=windows)
-        self.encoder = PromptEncoder.from_dir(self.loaded.directory)
+        self.encoder = encoder_of(self.loaded.directory)
         self._reports: queue.SimpleQueue[tuple[Load, int]] = queue.SimpleQueue()
         self.store: WarmStore | None = None
         if self.store_dir is not None:
