@@ -185,12 +185,16 @@ ENDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("template", ["append only", "trimmed and dated"])
-def test_it_may_end_anywhere(start: Start, tiny_llama: Path, tmp_path: Path, template: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "rests"), [("append only", ("", "house keeper.")), ("trimmed and dated", (" 字🙂", "\n"))]
+)
+def test_it_may_end_anywhere(
+    start: Start, tiny_llama: Path, tmp_path: Path, template: str, rests: tuple[str, str]
+) -> None:
     """The ids of the next prompt are those that it has without anything absorbed, whatever the words go on with."""
     engine = start(with_template(tiny_llama, REWRITING[template], tmp_path / "model"))
     for number, end in enumerate(ENDS):
-        for words, rest in enumerate(("", "house keeper.", " 字🙂", "\n")):
+        for words, rest in enumerate(rests):
             opening = [SYSTEM, user(f"Case {number}: " + SAID)]
             history: Messages = [*opening, {"role": "assistant", "content": "Hm."}]
             agent = f"agent {number}, {words}"

@@ -59,7 +59,8 @@ def test_one_token_at_a_time_does_not_matter(layer):
     blocks = list(range(35))
     whole = in_chunks(whole_attention, layer, rows, blocks, [NUM_TOKENS])
     attention = PagedAttention(KVArena(layer.layout, 36))
-    single = in_chunks(attention, layer, rows, blocks, range(1, NUM_TOKENS + 1))
+    ends = [*range(1, 70), *range(TILE - 12, TILE + 70), *range(2 * TILE - 12, NUM_TOKENS + 1)]
+    single = in_chunks(attention, layer, rows, blocks, ends)
     assert torch.equal(single, whole)
     assert torch.equal(block_bytes(attention.arena, blocks), block_bytes(whole_attention.arena, blocks))
 
