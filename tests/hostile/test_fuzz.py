@@ -11,7 +11,7 @@ from schemathesis import GenerationMode
 
 from tests.hostile.conftest import ADMIN, KEYS, Target
 
-EXAMPLES = int(os.environ.get("FUZZ_RUNS", "12"))  # of each operation
+EXAMPLES = int(os.environ.get("FUZZ_RUNS", "6"))  # of each operation
 
 
 def test_no_call_breaks_the_server(target: Target) -> None:

@@ -98,6 +98,7 @@ def test_the_baseline(job: Job) -> None:
     assert all(value > 0 for found in measured.values() for value in found.values)
 
 
+@pytest.mark.long
 def test_the_whole_command_in_processes_of_its_own(model: Path, tmp_path: Path) -> None:
     settings = Settings.load({"model": str(model), "kv": "q4h", "threads": 1, "hot_bytes": 64 << 20})
     out = tmp_path / "lines.jsonl"
