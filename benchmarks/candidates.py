@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from rekindle.harness.record import Measurement
 from rekindle.kv.coded import round_trip
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.recurrent import RecurrentLayers
 from rekindle.spec import CODED, Format, KVLayout, LayerSpec
 from rekindle_lab.bench.eval.kv import Score
+from rekindle_lab.record import Measurement
 
 BLOCK, RECENT = 64, 128  # tokens
 QUERIES = 256  # that attend at once

@@ -23,12 +23,12 @@ from benchmarks.llama_logits import KV, LlamaModel
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings, Settings
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.loaded import LoadedModel
 from rekindle.spec import KVLayout
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.bench import windows_of
 from rekindle_lab.bench.eval.kv import Run, Score, layouts_of
+from rekindle_lab.record import Measurement, Origin, deliver
 from tools.real_models import REAL_MODELS
 
 ROOT = Path(__file__).parents[1]

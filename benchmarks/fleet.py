@@ -28,12 +28,12 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import ConfigError, Overloaded, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.spec import ModelSpec
 from rekindle.store.files.records import RecordFormat
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct
 from rekindle_lab.bench.memory import forget_peak, peak_bytes, resident_bytes
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARM = "rekindle"
 REPLY_TOKENS = 8

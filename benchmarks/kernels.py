@@ -25,8 +25,8 @@ from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.levels import LEVELS
 from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.layer_forms import WeightFormat
+from rekindle_lab.record import Measurement, Origin, deliver
 
 Shape = tuple[int, int]  # columns, depth
 SHAPES: tuple[Shape, ...] = ((1152, 896), (9728, 896), (896, 4864))  # of a layer of the 24-layer model

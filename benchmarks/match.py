@@ -20,12 +20,12 @@ from rich.table import Table
 
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle_lab.bench.memory import resident_bytes
 from rekindle_lab.bench.workload import WORDS
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARM = "rekindle"
 NAMESPACE = "default"

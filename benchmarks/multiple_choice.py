@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks.coding_day.server import serving
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.workload import WORDS
+from rekindle_lab.record import Measurement, Origin, deliver
 
 PLAIN, OURS, OFF = "transformers", "rekindle", "reuse off"
 Shots = Literal["same", "drawn"]

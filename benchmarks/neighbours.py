@@ -31,7 +31,7 @@ from benchmarks.restart import wait_serving
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RequestFailed
 from rekindle.harness.client import ServerProcess, flags_of, variables
-from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle_lab.record import Measurement, Origin, deliver
 
 STATES = ("alone", "neighbours")
 PROMPT = "Count the stairs of the tower, one after the other, and say their names: "

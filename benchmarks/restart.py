@@ -32,9 +32,9 @@ from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import ConfigError, RekindleError, RequestFailed
 from rekindle.harness.client import Client, ServerProcess, flags_of, variables
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
 from rekindle_lab.bench.memory import drop_file_cache, resident_bytes
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARM = "rekindle"
 MARK = "filled.json"

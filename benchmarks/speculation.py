@@ -33,9 +33,9 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARMS = ("off", "auto")
 KINDS = ("tool calls", "passage", "sent again", "sampled")

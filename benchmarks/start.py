@@ -30,8 +30,8 @@ from benchmarks.restart import table, wait_serving
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import ServerProcess, flags_of, variables
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.memory import peak_bytes, resident_bytes
+from rekindle_lab.record import Measurement, Origin, deliver
 from tools.real_models import REAL_MODELS
 
 ARM = "rekindle"

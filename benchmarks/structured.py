@@ -26,11 +26,11 @@ from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.params import SamplingParams
 from rekindle.text.constraints.matcher import ReplyMatcher
 from rekindle.text.constraints.types import Constraint
 from rekindle_lab.bench.workload import WORDS
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARM = "rekindle"
 NAMES = sorted(set(WORDS))

@@ -26,10 +26,10 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import ConfigError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.families import FAMILIES
 from rekindle.model.params import SamplingParams
 from rekindle.spec import KVLayout
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARMS = ("all parts", "windows end", "16 bits")
 TURN_TOKENS, REPLY_TOKENS = 512, 8

@@ -44,7 +44,7 @@ TEXTS = {
     "packages/lab/src/rekindle_lab/bench/workload.py",
     "packages/lab/src/rekindle_lab/bench/replay/day_sessions.py",
 }
-TEXTS |= {"src/rekindle/pocket/conversations.py"}
+TEXTS |= {"pocket/src/rekindle_pocket/conversations.py"}
 BLOCKS = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from rich.terminal_theme import TerminalTheme
 
-from rekindle.harness.record import Measurement
 from rekindle.server.dayfile import Day, read_day
 from rekindle_lab.bench.replay.report import FIRST, earlier
 from rekindle_lab.bench.replay.run import lines_of
+from rekindle_lab.record import Measurement
 from tools.demo_picture import DOCS, THEMES
 
 WIDTH, HEIGHT = 860, 420

@@ -37,7 +37,7 @@ def check(url: str) -> None:
     from rekindle import Engine
     from rekindle.config import Settings
     from rekindle.harness.http import connect
-    from rekindle.pocket.conversations import conversation
+    from rekindle_pocket.conversations import conversation
 
     peer = connect(url, timeout_s=120)
 

@@ -32,7 +32,7 @@ import httpx
 
 from rekindle.harness.client import HOST, ServerProcess
 from rekindle.harness.http import connect, events, url_of
-from rekindle.pocket import conversations
+from rekindle_pocket import conversations
 
 MIB = 1 << 20
 HOT_BYTES, DISK_BYTES = 24 * MIB, 12 * MIB

@@ -33,10 +33,10 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import StoreError
 from rekindle.model.params import SamplingParams
-from rekindle.pocket import conversations
 from rekindle.store.files.directory import derived_secret
 from rekindle.text.messages import normalise_messages
 from rekindle.tier.sealing import HEADS, Sealer
+from rekindle_pocket import conversations
 
 FRESH = 25
 HANG_S = 120.0

@@ -20,7 +20,7 @@ from benchmarks.cache.pool import hashing_rows, pool_rows
 from benchmarks.cache.rows import Row, Track, table
 from benchmarks.cache.trie import trie_rows
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Origin, deliver
+from rekindle_lab.record import Origin, deliver
 
 PARTS = ("trie", "pool", "hashing")
 MIN_SEQUENCES, MIN_TOKENS, MIN_BLOCKS = 100, 20, 100

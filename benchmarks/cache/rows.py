@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rekindle.harness.record import Measurement
+from rekindle_lab.record import Measurement
 
 ARM = "rekindle.cache"
 Track = Callable[[Iterable[int], str], Iterable[int]]  # passes numbers through and shows progress

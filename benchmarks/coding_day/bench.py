@@ -31,7 +31,7 @@ from benchmarks.coding_day.texts import Texts
 from rekindle.config import MiB, Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import Client
-from rekindle.harness.record import Origin, deliver
+from rekindle_lab.record import Origin, deliver
 
 HOT_BYTES = 256 * MiB
 # What each arm changes in the defaults.

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.coding_day.agent import Request
 from benchmarks.coding_day.client import Heard
-from rekindle.harness.record import Measurement
+from rekindle_lab.record import Measurement
 
 
 @dataclass(frozen=True, slots=True)

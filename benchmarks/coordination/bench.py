@@ -36,9 +36,9 @@ from benchmarks.coordination.report import (
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.harness.record import Origin, deliver
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.workload import Workload
+from rekindle_lab.record import Origin, deliver
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.machine.types import MOST_AGENTS, Participant, Plan
 from rekindle_sessions.service.coordinator import Coordinator

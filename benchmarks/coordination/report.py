@@ -10,8 +10,8 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from rekindle.harness.plot import pyplot
-from rekindle.harness.record import Measurement
+from rekindle_lab.plot import pyplot
+from rekindle_lab.record import Measurement
 
 BOUND_STEPS, BOUND_MS = 2, 10.0
 WANTED_SHARE = 0.98

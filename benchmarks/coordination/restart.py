@@ -27,9 +27,9 @@ from benchmarks.coordination.talk import Talk
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess, flags_of, variables
-from rekindle.harness.record import Origin, deliver
 from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder
+from rekindle_lab.record import Origin, deliver
 
 LEAST_TOKENS = 4  # of a reply, so that the server can be killed in the middle of it
 Report = Callable[[str], object]

@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.coordination.messages import Comparison, numbered
 from benchmarks.coordination.report import Spoken, gaps, least_share, share
 from rekindle.demo.report import Check
-from rekindle.harness.record import Measurement
+from rekindle_lab.record import Measurement
 
 BEFORE, FIRST, REST, AFTER = "before the kill", "first after the restart", "rest of that round", "rounds after"
 PHASES = (BEFORE, FIRST, REST, AFTER)

@@ -31,8 +31,8 @@ from benchmarks.front.models import KINDS, write_model
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.workload import WORDS
+from rekindle_lab.record import Measurement, Origin, deliver
 
 AT_ONCE = 16
 MOST_ATTEMPTS = 100  # until a reply encodes to other tokens

@@ -38,10 +38,10 @@ from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, deliver
-from rekindle.pocket import conversations
 from rekindle.tier.heads import AgentHead, HeadBranch
 from rekindle.tier.sealing import BLOCKS, block_name
+from rekindle_lab.record import Measurement, Origin, deliver
+from rekindle_pocket import conversations
 
 ARM = "rekindle"
 REPLICAS = 2

@@ -41,9 +41,9 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import Report
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.tier.sealing import block_name
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARMS = ("no tier", "healthy", "silent, first", "silent, later", "trickling, first", "trickling, later")
 TRICKLE = 1.5  # of the time that computing a block takes

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.vllm.engine import MODEL, Answer, Prompt, served
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle_lab.record import Measurement, Origin, deliver
 
 ARMS = ("alone", "native", "q4h")
 GROWTH = 48  # tokens by which a prompt grows

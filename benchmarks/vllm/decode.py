@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.vllm.decoding import Decoded, Load, Speed, measured
 from benchmarks.vllm.engine import MODEL
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Measurement, Origin, deliver
+from rekindle_lab.record import Measurement, Origin, deliver
 
 
 @dataclass(frozen=True, slots=True)

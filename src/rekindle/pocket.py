@@ -1,7 +1,7 @@
-"""The bundled model and the generator of the conversations it was trained on.
+"""The bundled model: its name, and how it is found.
 
-Owns its name, and how it is found: its files are a distribution of their own, `rekindle-pocket`, which `serve` brings
-along. Knows no torch; `conversations` is plain Python.
+Its files, and the generator of the conversations it was trained on, are a distribution of their own, `rekindle-pocket`,
+which `serve` brings along.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from rekindle.errors import ConfigError
 
 NAME = "pocket"
+MISSING = "the bundled model is not installed: pip install rekindle-pocket"
 ABOUT = (
     "pocket, the bundled model: 7 million parameters, 4,096 tokens of context. It repeats facts from its "
     "conversation (places, codes, owners) over short distances; it knows nothing else, cannot reason and often mixes "
@@ -23,9 +24,7 @@ def model_dir() -> Path:
     try:
         from rekindle_pocket import MODEL_DIR
     except ModuleNotFoundError:
-        raise ConfigError(
-            "the bundled model is not installed: pip install rekindle-pocket, or name another model"
-        ) from None
+        raise ConfigError(f"{MISSING}, or name another model") from None
     return MODEL_DIR
 
 

@@ -7,7 +7,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rekindle.pocket import conversations
+from rekindle_pocket import conversations
 from tests.hostile.conftest import ADMIN, KEYS, Target
 
 CANARY = "zanzibar-heliotrope-4711"

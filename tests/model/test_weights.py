@@ -39,7 +39,7 @@ from rekindle.model.loaded import LoadedModel
 from rekindle.model.padded_experts import padded_experts
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors
-from rekindle.pocket.conversations import conversation
+from rekindle_pocket.conversations import conversation
 from tests.kernels.native import needs_kernels
 from tests.model.helpers import Bench, in_memory, random_ids, reference_logits
 from tests.tiny_models import tiny_model, write_tokenizer

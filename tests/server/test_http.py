@@ -19,7 +19,7 @@ import pytest
 
 from rekindle.config import ServerSettings
 from rekindle.harness.client import Client
-from rekindle.pocket import conversations
+from rekindle_pocket import conversations
 from tests.server.conftest import Served, serving
 from tests.server.logged import listening, text
 

@@ -19,10 +19,10 @@ from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import Client, free_port
-from rekindle.pocket import conversations
 from rekindle.server.serve import open_listeners, run_server
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
+from rekindle_pocket import conversations
 from tests.forks import forking
 from tests.proofs import proved
 

@@ -14,8 +14,7 @@ import jinja2
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rekindle.pocket import conversations
-from rekindle_pocket import MODEL_DIR
+from rekindle_pocket import MODEL_DIR, conversations
 
 TEMPLATE_PATH = MODEL_DIR / "chat_template.jinja"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -26,7 +26,7 @@ from tokenizer import load_template, render, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rekindle.pocket import conversations
+from rekindle_pocket import conversations
 
 CONTEXT = 4096
 LENGTHS = (40, 100, 200, 400, 900, 1800, 2600)  # words of a conversation

@@ -1,4 +1,4 @@
-"""Rekindle's bundled model, a Hugging Face model directory. Needs no other package."""
+"""Rekindle's bundled model, a Hugging Face model directory, and what it was trained on. Needs no other package."""
 
 from pathlib import Path
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from rekindle.pocket import conversations
+from rekindle.errors import ConfigError
+from rekindle.pocket import MISSING
+
+try:
+    from rekindle_pocket import conversations
+except ModuleNotFoundError:
+    raise ConfigError(f"{MISSING}, which has the demo's facts") from None
 
 HANDBOOK_SENTENCES = 190  # about 1,700 tokens; every agent's system prompt, word for word
 AGENTS = ("Alice", "Bob", "Carla", "Dmitri")

@@ -1,1 +1,1 @@
-"""Shared parts of the measuring programs: a server process and its client, measurements with their origin, plots."""
+"""A server process and clients of its HTTP, for the demo, the commands, measurements and tests."""

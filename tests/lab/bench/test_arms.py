@@ -15,7 +15,6 @@ from rekindle.compute.load import eos_ids, read_config
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement
 from rekindle.model.gguf import opened
 from rekindle_lab.bench.endless import endless_copy
 from rekindle_lab.bench.engine import arms, transformers_arm
@@ -23,6 +22,7 @@ from rekindle_lab.bench.engine.bench import EngineBench, check_peers, run_engine
 from rekindle_lab.bench.engine.gguf_model import write_gguf
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.peers import peers_of
+from rekindle_lab.record import Measurement
 from tests.tiny_models import tiny_model_dir
 
 CONTEXT = 600

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 import pytest
 from rich.terminal_theme import TerminalTheme
 
-from rekindle.harness.record import Origin, append_lines
 from rekindle.server.dayfile import Day, DayEvent, Header, RecordedRequest
 from rekindle_lab.bench.replay.client import Answer
 from rekindle_lab.bench.replay.day import write_day
 from rekindle_lab.bench.replay.replay import EventOutcome, Exchange, Replayed
 from rekindle_lab.bench.replay.report import ColdCheck, measurements
+from rekindle_lab.record import Origin, append_lines
 from tools.day_picture import BOTTOM, LABEL, LEFT, RIGHT, TOP, read_plot, spread
 from tools.demo_picture import THEMES
 from tools.readme_tables import table

@@ -21,12 +21,12 @@ from rich.console import Console
 from rekindle.config import Settings
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.endless import endless_copy
 from rekindle_lab.bench.engine import peer_arm, transformers_arm
 from rekindle_lab.bench.engine.bench import EngineBench, table
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.peers import Peer, need_packages, peers_of
+from rekindle_lab.record import Measurement
 from tests.tiny_models import tiny_model_dir
 
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, append_lines
 from rekindle_lab.bench.engine.bench import EngineBench, merged, table
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.memory import drop_file_cache, measured_peak
+from rekindle_lab.record import Measurement, Origin, append_lines
 
 COLD = Measurement("cold", "rekindle", "s", (3.0, 1.0, 2.0), {"prompt_tokens": 10})
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rekindle.harness.record import Measurement
 from rekindle.server.dayfile import DayEvent, RecordedRequest
 from rekindle_lab.bench.replay.client import Answer
 from rekindle_lab.bench.replay.replay import EventOutcome, Exchange, Replayed
 from rekindle_lab.bench.replay.report import ColdCheck, earlier, measurements, notes, table
 from rekindle_lab.bench.replay.table import arms_table, nearest_rank
+from rekindle_lab.record import Measurement
 
 
 def asked(at_s: float, first_s: float, usage: Any = (100, 40), after: str | None = None, **more: Any) -> Exchange:

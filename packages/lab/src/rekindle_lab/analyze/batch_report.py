@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.cache.library.batch import BatchAnalysis, SharedPrefix, analyze_batch
-from rekindle.harness.plot import pyplot
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.analyze.promptfile import Prompt
+from rekindle_lab.plot import pyplot
 
 QUOTE_TOKENS, QUOTE_CHARS = 32, 60
 

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rekindle.config import PromptSettings
-from rekindle.harness.plot import pyplot
 from rekindle_lab.analyze.analysis import Analysis, Arm, RecomputedLine, Sums
 from rekindle_lab.analyze.logfile import Log
 from rekindle_lab.analyze.recomputed import LINES, first_line
+from rekindle_lab.plot import pyplot
 
 CAUSES: Mapping[str, str] = {
     "attribution_header": "attribution line",

@@ -14,13 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from rekindle.harness.plot import check_plot
 from rekindle.model.checkpoint import Source
 from rekindle_lab.analyze.analysis import Analyser
 from rekindle_lab.analyze.batch_report import Batch, batch_json, plot_batch, print_batch
 from rekindle_lab.analyze.logfile import open_log
 from rekindle_lab.analyze.promptfile import holds_prompts, read_prompts
 from rekindle_lab.analyze.report import as_json, plot_analysis, print_report, write_json
+from rekindle_lab.plot import check_plot
 
 
 @dataclass(frozen=True, slots=True)

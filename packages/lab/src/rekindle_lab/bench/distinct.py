@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rekindle.pocket.conversations import recall_case, story
 from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder
+from rekindle_pocket.conversations import recall_case, story
 
 Messages = list[dict[str, Any]]
 MIN_TOKENS = 100  # a system prompt, a fact, a document of one sentence and a question about the fact

@@ -25,8 +25,8 @@ from rich.table import Table
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import PromptTooLong
-from rekindle.harness.record import Measurement, Origin, append_lines
-from rekindle.pocket.conversations import Chat, recall_case
+from rekindle_lab.record import Measurement, Origin, append_lines
+from rekindle_pocket.conversations import Chat, recall_case
 
 DISTANCES = (50, 200, 600, 1200, 2000)
 MAX_ANSWER_TOKENS = 28

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rekindle.harness.plot import pyplot
+from rekindle_lab.plot import pyplot
 from rekindle_lab.simulate.capacities import show_tokens
 from rekindle_lab.simulate.report import by_arm
 from rekindle_lab.simulate.simulation import OPTIMUM, Found

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rekindle.harness.record import Measurement
+from rekindle_lab.record import Measurement
 from rekindle_lab.simulate.capacities import show_capacity, show_tokens
 from rekindle_lab.simulate.simulation import OPTIMUM, Found, Memory
 from rekindle_lab.simulate.trace import Trace

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rekindle.errors import ConfigError
-from rekindle.harness.plot import check_plot
-from rekindle.harness.record import Origin, append_lines
+from rekindle_lab.plot import check_plot
+from rekindle_lab.record import Origin, append_lines
 from rekindle_lab.simulate.capacities import DEFAULT, parse_capacities
 from rekindle_lab.simulate.plot import plot_simulation
 from rekindle_lab.simulate.reading import read_trace

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.requests import ARM, Sample, clamped, first_token, measurement, warm_up, workload_of
 from rekindle_lab.bench.engine.streams import decoding
 from rekindle_lab.bench.memory import drop_file_cache, measured_peak
 from rekindle_lab.bench.workload import Workload
+from rekindle_lab.record import Measurement
 
 SHARES = (0.25, 0.5, 0.75)
 WARM_NUMBERS = {"cached": 1_000, "evicted": 2_000}  # of the first extension after a restart

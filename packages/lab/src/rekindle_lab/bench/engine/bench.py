@@ -23,13 +23,13 @@ from rich.table import Table
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import flags_of
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import gguf_in
 from rekindle_lab.bench.endless import endless_copy
 from rekindle_lab.bench.engine.gguf_model import config_of, write_gguf
 from rekindle_lab.bench.engine.job import Job, run_job
 from rekindle_lab.bench.engine.peers import Peer, need_packages, peers_of
+from rekindle_lab.record import Measurement, Origin, deliver
 
 DEFAULT_THREADS = 2
 OURS = "rekindle"

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.engine import arms, llama_cpp_arm, openvino_arm, peer_arm, transformers_arm
 from rekindle_lab.bench.engine.job import MARK, Job
+from rekindle_lab.record import Measurement
 
 ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
     "hot": arms.hot,

@@ -16,8 +16,8 @@ from typing import Any
 
 from rekindle.config import Settings
 from rekindle.errors import RekindleError
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.engine.gguf_file import GgufType
+from rekindle_lab.record import Measurement
 
 MARK = "measured "
 

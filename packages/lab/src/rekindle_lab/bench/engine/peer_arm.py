@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from rekindle.errors import RekindleError
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.peers import Peer
 from rekindle_lab.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle_lab.bench.engine.streams import NUM_STREAMS
 from rekindle_lab.bench.memory import measured_peak
 from rekindle_lab.bench.workload import Workload
+from rekindle_lab.record import Measurement
 
 NUM_CHECKED = 16  # prompts whose first tokens are compared with those of transformers
 CHECKED_TOKENS = 64

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest, Report
 from rekindle.errors import RekindleError
-from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
 from rekindle.model.params import SamplingParams
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.workload import Workload
+from rekindle_lab.record import Measurement
 
 ARM = "rekindle"
 WARM_UP_TOKENS = 150

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import EngineStats
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.requests import ARM, first_token, request
 from rekindle_lab.bench.workload import Workload
+from rekindle_lab.record import Measurement
 
 NUM_STREAMS = (1, 4, 8)
 MARGIN = 2  # tokens not counted at each end of a stream

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from rekindle.harness.record import Measurement
 from rekindle.model.checkpoint import Source
 from rekindle.model.checkpoint_form import DTYPES
 from rekindle.model.gguf import gguf_in
@@ -21,6 +20,7 @@ from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.peer_arm import checked_prompts
 from rekindle_lab.bench.engine.requests import WARM_UP_TOKENS, workload_of
 from rekindle_lab.bench.memory import measured_peak
+from rekindle_lab.record import Measurement
 
 ARM = "transformers"
 NUM_STREAMS = (1, 4)

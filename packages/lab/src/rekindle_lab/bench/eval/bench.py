@@ -20,15 +20,15 @@ from rich.table import Table
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
 from rekindle.errors import BadRequest, ConfigError
-from rekindle.harness.plot import check_plot, pyplot
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle.model.formats import native_format, summary
 from rekindle.model.loaded import LoadedModel
-from rekindle.pocket.conversations import conversation
 from rekindle.text.messages import normalise_messages
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.eval.kv import FormatScores, Score, layouts_of, score_formats
 from rekindle_lab.bench.recall import KV, RecallArm, RecallBench, RecallScore, ask_arm, questions_of
+from rekindle_lab.plot import check_plot, pyplot
+from rekindle_lab.record import Measurement, Origin, deliver
+from rekindle_pocket.conversations import conversation
 
 MIN_BLOCKS = 4  # of a window: two restored, two computed on top
 CONVERSATION_WORDS = 600

@@ -15,8 +15,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rekindle.pocket import conversations, model_dir
-from rekindle.pocket.conversations import Chat, Memory, fact, sentence, story
+from rekindle.pocket import model_dir
+from rekindle_pocket import conversations
+from rekindle_pocket.conversations import Chat, Memory, fact, sentence, story
 
 MESSAGE_TOKENS = 8  # what a template adds to a message, at most
 MAX_TOKENS = 48  # of a reply

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rekindle.harness.plot import pyplot
-from rekindle.harness.record import Measurement
+from rekindle_lab.plot import pyplot
+from rekindle_lab.record import Measurement
 
 
 def plot_day(path: Path, measured: Iterable[Measurement], events: Sequence[tuple[str, float]]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.replay.replay import Exchange, Replayed
 from rekindle_lab.bench.replay.table import arms_table, nearest_rank
+from rekindle_lab.record import Measurement
 
 WINDOW_S = 600.0  # recorded seconds after a restart that are also reported separately
 FIRST, SENT, COMPUTED = "first token", "prompt tokens sent", "prompt tokens computed"

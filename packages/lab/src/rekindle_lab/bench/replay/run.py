@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rekindle.errors import ConfigError
-from rekindle.harness.plot import check_plot
-from rekindle.harness.record import Origin, deliver
 from rekindle.server.dayfile import Day, read_day
 from rekindle_lab.bench.replay.client import OpenAIServer
 from rekindle_lab.bench.replay.cold import check_cold
 from rekindle_lab.bench.replay.plot import plot_day
 from rekindle_lab.bench.replay.replay import Pace, Replay, Replayed
 from rekindle_lab.bench.replay.report import earlier, measurements, notes, table
+from rekindle_lab.plot import check_plot
+from rekindle_lab.record import Origin, deliver
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
-from rekindle.harness.record import Measurement
+from rekindle_lab.record import Measurement
 
 UNKNOWN = "unknown"
 

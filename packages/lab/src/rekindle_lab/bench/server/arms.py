@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import RequestFailed
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.memory import drop_file_cache
 from rekindle_lab.bench.replay.client import Answer, OpenAIServer
 from rekindle_lab.bench.replay.replay import run_command
 from rekindle_lab.bench.server.texts import Messages, ServerTexts, extended, message
+from rekindle_lab.record import Measurement
 
 SHARES = (0.25, 0.5, 0.75)
 REPLY_TOKENS = 16

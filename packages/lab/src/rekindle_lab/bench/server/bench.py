@@ -16,8 +16,6 @@ from pathlib import Path
 from rich.console import Console
 
 from rekindle.errors import ConfigError
-from rekindle.harness.plot import check_plot
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.replay.client import OpenAIServer
 from rekindle_lab.bench.replay.plot import plot_bars
 from rekindle_lab.bench.replay.run import key_in, lines_of
@@ -25,6 +23,8 @@ from rekindle_lab.bench.replay.table import arms_table
 from rekindle_lab.bench.server.arms import Bench, after_restart, first_tokens
 from rekindle_lab.bench.server.streams import batches, rounds, staggered
 from rekindle_lab.bench.server.texts import ServerTexts
+from rekindle_lab.plot import check_plot
+from rekindle_lab.record import Measurement, Origin, deliver
 
 MIN_CONTEXT, MIN_EXTENSION = 256, 8
 

@@ -33,8 +33,8 @@ from rich.table import Table
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import HOST, ServerProcess, variables
-from rekindle.harness.record import Measurement, Origin, deliver
 from rekindle_lab.bench.memory import resident_bytes
+from rekindle_lab.record import Measurement, Origin, deliver
 
 NONE = "none"
 KEYS = {"noisy": "key-of-the-noisy-one", "quiet": "key-of-the-quiet-one"}

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rekindle.harness.record import Measurement
 from rekindle_lab.bench.replay.client import Answer, inter_token
 from rekindle_lab.bench.replay.table import nearest_rank
 from rekindle_lab.bench.server.arms import Bench
 from rekindle_lab.bench.server.texts import Messages, message
+from rekindle_lab.record import Measurement
 
 NUM_STREAMS = (1, 4, 8)
 STREAM_PROMPT_TOKENS = 64

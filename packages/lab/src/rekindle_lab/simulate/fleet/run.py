@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rekindle.errors import ConfigError
-from rekindle.harness.record import Origin, append_lines
+from rekindle_lab.record import Origin, append_lines
 from rekindle_lab.simulate.capacities import parse_capacities, parse_capacity
 from rekindle_lab.simulate.fleet.fleet import Death, Plan, run_fleet
 from rekindle_lab.simulate.fleet.report import Arm, measurements, print_arms, print_curve
