@@ -220,7 +220,7 @@ SERVING = (
         "text/replies/tagged.py",
         'return value.removesuffix("\\n") if self._tags.lines else value',
         'return value.removesuffix("\\n")',
-        REPLIES,
+        "tests/text/test_tagged_values.py::test_a_value_keeps_line_breaks_at_its_ends",
     ),
     one(
         "an escape of Python cut in two",
