@@ -3,10 +3,10 @@
     python -m tools.mutants                # all, two at a time, then races one by one
     python -m tools.mutants --only rope    # those with the word in their name
 
-Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must fail on it. First the
-same tests run on an unchanged copy and must pass, else failures would prove nothing. Exit code 1 if a mutant survives,
-if the text it replaces does not occur exactly once, if kernels do not compile with it, or if its tests do not run. Left
-out is what needs kernels that this processor does not run. The working tree is never touched.
+Each mutant is a few exact replacements in a copy of the tree and the narrowest tests that must fail on it, or hang.
+First the same tests run on an unchanged copy and must pass, else failures would prove nothing. Exit code 1 if a mutant
+survives, if the text it replaces does not occur exactly once, if kernels do not compile with it, or if its tests do not
+run. Left out is what needs kernels that this processor does not run. The working tree is never touched.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ COPIED = (
     "Makefile",
     "constraints.txt",
 )
-TIMEOUT_S = 280
+TIMEOUT_S = 280  # of a mutant's tests: what hangs is noticed, too
+UNCHANGED_S = 3600  # of all of them together
 Verdict = Literal["killed", "SURVIVED", "BROKEN"]
 
 
@@ -77,7 +78,7 @@ def compile_kernels(tree: Path) -> None:
             raise ValueError(f"no kernels for {built.level}: {built.said}")
 
 
-def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
     """Run pytest on the code below `tree` only, up to the first failure; return exit code (None: late) and output."""
     paths = (tree / "src", *tree.glob("packages/*/src"), tree / "pocket" / "src", tree)
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -85,10 +86,10 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
     try:
         done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return None, f"not finished after {TIMEOUT_S} s"
+        return None, f"not finished after {timeout_s} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -111,9 +112,9 @@ def try_mutant(mutant: Mutant) -> Outcome:
                 compile_kernels(tree)
         except ValueError as error:
             return Outcome(mutant.name, "BROKEN", time.monotonic() - began, str(error))
-        code, output = run_tests(tree, mutant.tests)
+        code, output = run_tests(tree, mutant.tests, TIMEOUT_S)
     verdicts: dict[int, Verdict] = {0: "SURVIVED", 1: "killed"}
-    verdict = "BROKEN" if code is None else "killed" if code < 0 else verdicts.get(code, "BROKEN")  # < 0: by a signal
+    verdict = "killed" if code is None or code < 0 else verdicts.get(code, "BROKEN")  # None: it hung; < 0: by a signal
     return Outcome(mutant.name, verdict, time.monotonic() - began, "" if code == 0 else first_red(output))
 
 
@@ -121,7 +122,7 @@ def unchanged_is_green(mutants: Sequence[Mutant]) -> bool:
     """Run every test named by a mutant on an unchanged copy; return whether all pass."""
     with tempfile.TemporaryDirectory(prefix="rekindle-mutant-") as name:
         copy_tree(Path(name))
-        code, output = run_tests(Path(name), [test for mutant in mutants for test in mutant.tests])
+        code, output = run_tests(Path(name), [test for mutant in mutants for test in mutant.tests], UNCHANGED_S)
     if code != 0:
         print(output[-3000:])
         print(f"the unchanged code fails its tests (pytest exit code {code}): mutants cannot be judged")
