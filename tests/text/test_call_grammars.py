@@ -192,6 +192,15 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_its_place() -> No
     assert "uniqueItems" in str(caught.value)
 
 
+def test_what_calls_in_tags_cannot_say_is_refused_by_its_place_where_it_is_strict() -> None:
+    schema = {"type": "object", "properties": {"place": {"type": "string"}}, "minProperties": 1}
+    loose = CalledTool("look", schema, is_strict=False, param="tools[3].function.parameters")
+    assert constraints_of("coder").matcher(None, opening="", calls=Calls((loose,))) is not None
+    with pytest.raises(BadRequest, match="minProperties cannot be enforced in this model's calls") as caught:
+        constraints_of("coder").matcher(None, opening="", calls=Calls((replace(loose, is_strict=True),)))
+    assert caught.value.param == "tools[3].function.parameters"
+
+
 def test_a_strict_tool_is_not_taken_for_the_loose_one_before_it() -> None:
     schema = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
     loose = Calls((CalledTool("look", schema, is_strict=False, param="tools"),))

@@ -28,7 +28,7 @@ STRICT_CALLS = (
         "text/constraints/matcher.py",
         "self._grammar.unenforced(tool) if tool.is_strict else None",
         "None",
-        f"{CALLS}::test_a_strict_schema_that_cannot_be_enforced_is_refused_by_its_place",
+        f"{CALLS}::test_what_calls_in_tags_cannot_say_is_refused_by_its_place_where_it_is_strict",
     ),
     one(
         "forced calls with any arguments",
