@@ -1,8 +1,8 @@
 """Explain why a prompt did not continue where its agent left off: the first difference and its likely cause.
 
 Owns the causes and the wording. The state of the KV (evicted, not stored, other fingerprint) is passed in by the
-engine; the other causes are derived from the two texts. Stored text is quoted only to the agent it belongs to:
-for another agent's branch only the position is reported.
+engine; the other causes are derived from the two texts. Stored text is quoted only to the agent it belongs to: for
+another agent's branch only the position is reported.
 """
 
 from __future__ import annotations

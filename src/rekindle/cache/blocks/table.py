@@ -95,7 +95,7 @@ class BlockTable:
 
         A last block that is shared or published is replaced by a private one that takes over its stored tokens: at most
         one copy, to be made before any other call on this table. None is a shortage, and leaves the table unchanged.
-        No effect if there is nothing to write. Kinds of parts that are not written throughout are for those
+        No effect if there is nothing to write. Of kinds that not every block needs, parts are kept for those
         `resume_points` that are among the positions, if there are slots for all of them.
         """
         self._release_sources()

@@ -173,8 +173,6 @@ class PromptLookup:
     def _explain(self, found: _Found, rendering: Rendering, num_tokens: int) -> Explanation | None:
         if found.elsewhere is not None:
             return explain_elsewhere(found.elsewhere)
-        if found.match.continues:
-            return None
         return explain(found.match, rendering.prompt, rendering.as_sent, encoder=self._encoder, num_tokens=num_tokens)
 
 
