@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -200,8 +201,9 @@ def test_a_killed_server_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: 
     options = CoordinationRestartBench(agents=3, rounds=1, restarts=1, history=1500, tokens=60, arms=(OURS,), out=out)
     assert run_coordination_restart(settings, options, Console(file=written, width=160)) == 0
     told = written.getvalue()
-    assert all(f"  {phase} " in told for phase in PHASES) and "FAILS" not in told
-    assert told.startswith("ours: restart 1 of 1, killed while Ben spoke, ready after ")
+    assert all(f"  {phase} " in told for phase in (BEFORE, FIRST, AFTER)) and "FAILS" not in told
+    # The server goes on until the kill arrives: Ben may be done by then, and after Cleo the round has no rest.
+    assert re.match("ours: restart 1 of 1, killed while (Ben|Cleo) spoke, ready after ", told)
     lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert {(line["bench"], line["arm"]) for line in lines} == {("coordination-restart", OURS)}
     assert all(line["settings"]["agents"] == 3 and line["values"] and "commit" in line for line in lines)
