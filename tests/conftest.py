@@ -39,6 +39,9 @@ if CPUINFO.exists() and "GenuineIntel" in CPUINFO.read_text():
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Kernels for cards are interpreted: Triton asks when it is imported, by other libraries, too. `make gpu` compiles them.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Files that run beside each other share the cores. Two teams of threads on the same two wait for each other at every
 # operation, so each worker computes with one thread, as do the servers it starts.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Layer:
         return KVLayout(self.block_tokens, (*others, self.spec))
 
     @property
-    def scoring(self) -> dict[str, object]:
+    def scoring(self) -> dict[str, Any]:
         sinks = torch.linspace(-2, 2, self.heads).to(self.dtype) if self.sinks else None
         return {"scaling": 1.5 * self.spec.q_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
 
@@ -79,16 +80,19 @@ def step(
     attention: PagedAttention, layer: Layer, spans: Sequence[SequenceSpan], rows: Sequence[Rows], spare: int = 0
 ) -> tuple[list[Tensor], AttentionPlan]:
     """One step of all spans with `spare` times 4 extra dummy rows; outputs per span, and the plan."""
-    used = sum(span.num_rows for span in spans)
+    used, device = sum(span.num_rows for span in spans), attention.arena.device
     num_rows = -(-used // 4) * 4 + 4 * spare
     packed = []
     for name in ("q", "k", "v"):
         parts = [getattr(r, name)[s.start : s.start + s.num_rows] for s, r in zip(spans, rows, strict=True)]
         dummy = torch.full((num_rows - used, *parts[0].shape[1:]), 3.0, dtype=layer.dtype)
-        packed.append(torch.cat([*parts, dummy]))
-    plan = AttentionPlan(StepLayout(spans, attention.arena.layout.block_tokens, num_rows), "cpu")
+        packed.append(torch.cat([*parts, dummy]).to(device))
+    plan = AttentionPlan(StepLayout(spans, attention.arena.layout.block_tokens, num_rows), device)
     attention.write(5, packed[1], packed[2], plan)
-    out = attention.attend(5, packed[0], plan, **layer.scoring)
+    scoring = layer.scoring
+    if scoring["sinks"] is not None:
+        scoring["sinks"] = scoring["sinks"].to(device)
+    out = attention.attend(5, packed[0], plan, **scoring).cpu()
     assert not out[used:].any()
     return list(out[:used].split([span.num_rows for span in spans])), plan
 
@@ -105,4 +109,4 @@ def in_chunks(
 
 
 def block_bytes(arena: KVArena, blocks: Sequence[int]) -> Tensor:
-    return torch.cat([part[list(blocks)] for part in arena.parts], 1)
+    return torch.cat([part[list(blocks)] for part in arena.parts], 1).cpu()

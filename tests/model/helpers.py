@@ -88,7 +88,7 @@ class Bench:
 
     def __init__(self, loaded: LoadedModel, num_blocks: int = 64) -> None:
         self.layout = loaded.spec.layout
-        self.arena = KVArena(self.layout, num_blocks, torch.device("cpu"))
+        self.arena = KVArena(self.layout, num_blocks, loaded.device)
         self.runner = ModelRunner(loaded, self.arena)
         self.free = list(range(num_blocks))[::-1]
         self.tables: dict[str, list[int]] = {}

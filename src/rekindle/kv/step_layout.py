@@ -10,7 +10,7 @@ numpy only: knows no layer's bytes and no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,6 +81,13 @@ class StepLayout:
             written[own] = positions[own] >= span.num_stored
             row = own.stop
         return positions, blocks, written
+
+    def rows_of_spans(self) -> Iterator[tuple[int, SequenceSpan]]:
+        """Each span with its first row in the step."""
+        row = 0
+        for span in self.spans:
+            yield row, span
+            row += span.num_rows
 
     def row_blocks(self, window: int | None) -> np.ndarray:
         """Where each row is written in the part of a window, int32 [rows]: a row of the arena, -1 if it is not."""

@@ -1,0 +1,1 @@
+"""A card by kernels in Triton."""

@@ -1,0 +1,211 @@
+"""Attention over blocks on a card: `PagedAttention` by kernels in Triton.
+
+Writes the bytes that `PagedAttention` writes, to the bit. A row's result is the same, bit for bit, whatever else is in
+the step and however the context was split into steps. Layers with multi-head latent attention, and fp64, are computed
+by `PagedAttention`.
+
+    q ──rotate──▶ as keys are stored ──attend──▶ sums of each piece of a context ──join──▶ rotated back, in q's dtype
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from rekindle.compute.cuda.attend import attend_kernel, join_kernel
+from rekindle.compute.cuda.formats import rotate_kernel, store_kernel
+from rekindle.compute.cuda.places import DTYPES, MOST_TILE, NATIVE, Q4H, Form, Places, Rows, Values
+from rekindle.compute.cuda.prompts import MOST_ROWS, attend_prompt
+from rekindle.compute.cuda.work import LEAST_FOLDED, Items, Partial, Shape, items_of
+from rekindle.kv import q4h
+from rekindle.kv.arena import KVArena, LayerView
+from rekindle.kv.attention import PagedAttention
+from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.step_layout import StepLayout
+
+EXACT: dict[str, Any] = {} if triton.knobs.runtime.interpret else {"enable_fp_fusion": False}  # see `formats`
+STORED_ROWS = 4  # of a program
+PROGRAMS = 4  # on every multiprocessor; each takes items in turn
+
+
+Layer = tuple[Values, Values]
+
+
+class Scoring(NamedTuple):
+    """How scores are made; see `PagedAttention.attend`."""
+
+    scaling: float
+    softcap: float | None
+    window: int | None
+    sinks: Tensor | None
+
+
+class TritonAttention(PagedAttention):
+    """Attention of one model over one arena on a card, or in Triton's interpreter on a CPU."""
+
+    def __init__(self, arena: KVArena) -> None:
+        super().__init__(arena)
+        self._plan: AttentionPlan | None = None
+        self._places: dict[int | None, Places] = {}
+        self._items: dict[tuple[int | None, int, int | None], list[Items]] = {}
+        self._values = {spec.index: _values(arena.layer(spec.index)) for spec in arena.layout.layers if not spec.latent}
+        forms = [each.form for both in self._values.values() for each in both]
+        sizes = {form.size for form in forms if form.format != NATIVE}
+        self._signs = {size: q4h.constant(q4h.sign_values(size), torch.float32, arena.device) for size in sizes}
+        self._inverse_scales = _inverse_scales(arena.device)
+        self._programs = PROGRAMS * _multiprocessors(arena.device)
+
+    def write(self, layer_index: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+        """As `PagedAttention.write`."""
+        layer = self.arena.layer(layer_index)
+        if layer.spec.latent or torch.float64 in (k.dtype, v.dtype):
+            super().write(layer_index, k, v, plan)
+            return
+        self._refuse_misshapen(layer_index, k, v, plan)
+        self._begin(plan)
+        places = self._row_places(layer.spec.window, plan.layout)
+        for to, x in zip(self._values[layer_index], (k, v), strict=True):
+            self._store(to, x, places, plan.worst)
+
+    def _begin(self, plan: AttentionPlan) -> None:
+        if self._plan is not plan:
+            self._plan, self._places, self._items = plan, {}, {}
+
+    def _row_places(self, window: int | None, layout: StepLayout) -> Places:
+        """Those of a step's rows, made once for all layers of a window."""
+        if window not in self._places:
+            both = torch.from_numpy(np.stack((layout.row_blocks(window), layout.row_offsets)))
+            blocks, offsets = both.to(self.arena.device, non_blocking=True)
+            self._places[window] = Places(blocks, offsets)
+        return self._places[window]
+
+    def _store(self, to: Values, x: Tensor, places: Places, worst: Tensor) -> None:
+        stored, form = to
+        if form.format == NATIVE:
+            x = x.to(stored.codes.dtype)
+        elif form.format == Q4H:
+            words = stored.codes.view(torch.int32)
+            stored = stored._replace(codes=words, codes_block=words.stride(0))
+        store_kernel[(triton.cdiv(len(x), STORED_ROWS), x.shape[1], form.parts)](
+            Rows.of(x),
+            stored,
+            places,
+            worst,
+            self._signs.get(form.size, self._inverse_scales),
+            self._inverse_scales,
+            len(x),
+            FORM=form,
+            TOKENS=self.arena.layout.block_tokens,
+            R=STORED_ROWS,
+            **EXACT,
+        )
+
+    def attend(
+        self,
+        layer_index: int,
+        q: Tensor,
+        plan: AttentionPlan,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As `PagedAttention.attend`."""
+        layer = self.arena.layer(layer_index)
+        if layer.spec.latent or q.dtype not in DTYPES:
+            return super().attend(layer_index, q, plan, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
+        self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
+        self._begin(plan)
+        keys, values = own = self._values[layer_index]
+        out = q.new_empty(*q.shape[:2], values.form.dim)
+        out[plan.layout.num_used :] = 0
+        queries = self._queries(keys.form, q)
+        is_plain = window is None and softcap is None and sinks is None
+        for items in self._work(layer, q.shape[1], plan.layout, MOST_ROWS if is_plain else None):
+            self._attend(items, queries, own, out, Scoring(scaling, softcap, window, sinks))
+        for row, span in plan.layout.rows_of_spans() if is_plain else ():
+            if span.num_rows > MOST_ROWS:
+                rows = slice(row, row + span.num_rows)
+                out[rows] = attend_prompt(queries.data[rows], span, plan.layout, keys, values, scaling=scaling)
+        return out
+
+    def _queries(self, form: Form, q: Tensor) -> Rows:
+        """Queries as the keys are stored: rotated, in two halves."""
+        if form.format == NATIVE:
+            return Rows.of(q)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        rotate_kernel[(triton.cdiv(len(q), STORED_ROWS), q.shape[1], form.parts)](
+            Rows.of(q), out, self._signs[form.size], len(q), HEADS=q.shape[1], FORM=form, R=STORED_ROWS, **EXACT
+        )
+        return Rows.of(out)
+
+    def _work(self, layer: LayerView, heads: int, layout: StepLayout, most_rows: int | None) -> list[Items]:
+        """A step's items for layers of a window and a number of heads, made once for all of them."""
+        key = layer.spec.window, heads // layer.spec.num_kv_heads, most_rows
+        if key not in self._items:
+            self._items[key] = items_of(layout, *key, self.arena.device)
+        return self._items[key]
+
+    def _attend(self, items: Items, queries: Rows, layer: Layer, out: Tensor, scoring: Scoring) -> None:
+        """The rows of one launch."""
+        keys, values = layer
+        kv_heads, heads, tokens = keys.stored.codes.shape[1], out.shape[1], self.arena.layout.block_tokens
+        shape = Shape(
+            kv_heads,
+            heads // kv_heads,
+            tokens,
+            min(tokens, MOST_TILE),
+            items.folded,
+            scoring.window or 0,
+            scoring.softcap is not None,
+            DTYPES[out.dtype],
+        )
+        sums = out.new_empty(items.count, kv_heads, items.folded, values.form.dim, dtype=torch.float32)
+        partial = Partial(sums, sums.new_empty(*sums.shape[:3], 2))
+        attend_kernel[(min(self._programs, items.count * kv_heads),)](
+            queries,
+            keys.stored,
+            values.stored,
+            items.work,
+            partial,
+            scoring.scaling,
+            scoring.softcap or 0.0,
+            SHAPE=shape,
+            K=keys.form,
+            V=values.form,
+            num_warps=4 if items.folded <= LEAST_FOLDED else 8,
+        )
+        join_kernel[(len(items.pieces), heads, values.form.parts)](
+            partial,
+            items.pieces,
+            sums if scoring.sinks is None else scoring.sinks,
+            self._signs.get(values.form.size, self._inverse_scales),
+            Rows.of(out),
+            SHAPE=shape,
+            V=values.form,
+            SINKS=scoring.sinks is not None,
+            CODED=values.form.format != NATIVE,
+            **EXACT,
+        )
+
+
+def _values(layer: LayerView) -> Layer:
+    spec = layer.spec
+    return Values.of(layer.k, spec.k_format, spec.k_dim), Values.of(layer.v, spec.v_format, spec.v_dim)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _inverse_scales(device: torch.device) -> Tensor:
+    """fp32(8 / scale) of every scale byte of Q4H that an encoder writes, fp32 [256]; zeros elsewhere."""
+    found = np.zeros(256)
+    written = np.arange(q4h.SMALLEST_BYTE, q4h.LARGEST_BYTE + 1)
+    found[written] = 8 / (written.astype(np.uint16) << 7).view(np.float16).astype(np.float64)
+    return q4h.constant(found, torch.float32, device)

@@ -1,0 +1,111 @@
+"""A card by kernels in Triton, if they run there and write the bytes that a processor writes.
+
+Everything between attention calls is computed by the model's own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.kv.arena import KVArena
+from rekindle.kv.attention import PagedAttention
+from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.loaded import LoadedModel
+from rekindle.model.runner import ModelRunner
+from rekindle.spec import Format, KVLayout, LayerSpec
+
+LEAST_CAPABILITY = (8, 0)  # products of bf16
+HARD_VECTORS, HARD_DIM = 64, 128
+
+
+@dataclass(frozen=True, slots=True)
+class TritonCompute:
+    """The kernels as one version of Triton compiles them for one kind of card."""
+
+    compiler: str
+    card: str
+
+    @property
+    def level(self) -> str:
+        """Its name."""
+        return "triton"
+
+    @property
+    def digest(self) -> str:
+        """What the bits depend on, apart from this package."""
+        return f"{self.compiler}, {self.card}"
+
+    def arena(
+        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
+    ) -> KVArena:
+        """As `Compute.arena`: tensors of torch's."""
+        return KVArena(layout, num_blocks, device, windows)
+
+    def attention(self, arena: KVArena) -> PagedAttention:
+        """As `Compute.attention`."""
+        from rekindle.compute.cuda.attention import TritonAttention
+
+        return TritonAttention(arena)
+
+    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
+        """As `Compute.runner`."""
+        return ModelRunner(loaded, arena)
+
+    def rest(self) -> None:
+        """A thread that launches kernels holds nothing."""
+
+
+def triton_compute(device: torch.device) -> TritonCompute | str:
+    """What computes on a card; a reason where the kernels cannot be used there."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        return f"it has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
+    try:
+        import triton
+    except ModuleNotFoundError:
+        return "Triton is missing: pip install triton"
+    try:
+        different = first_difference(device)
+    except Exception as error:  # Border: a compiler or driver that cannot run them
+        return f"the kernels do not run there ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+    if different is not None:
+        return different
+    return TritonCompute(f"triton {triton.__version__}", torch.cuda.get_device_name(device))
+
+
+def first_difference(device: torch.device) -> str | None:
+    """Where the kernels write other bytes on this device than `PagedAttention` on a processor; None: nowhere.
+
+    Checked because stores are shared: a compiler that fuses a product and a sum, or a device that drops the smallest
+    numbers, would write what no other machine writes for the same text.
+    """
+    from rekindle.compute.cuda.attention import TritonAttention
+
+    formats: tuple[Format, ...] = ("q4h", "q8h")
+    layers = tuple(LayerSpec(index, 1, HARD_DIM, HARD_DIM, None, fmt, fmt) for index, fmt in enumerate(formats))
+    layout, span = KVLayout(HARD_VECTORS, layers), SequenceSpan([0], 0, HARD_VECTORS, 0)
+    step, arenas = StepLayout([span], HARD_VECTORS, HARD_VECTORS), []
+    values = hard_vectors()
+    for where, kind in ((torch.device("cpu"), PagedAttention), (device, TritonAttention)):
+        arena = KVArena(layout, 1, where)
+        attention, plan = kind(arena), AttentionPlan(step, where)
+        for spec in layers:
+            attention.write(spec.index, values.to(where), values.flip(0).to(where), plan)
+        arenas.append(arena.parts[0].cpu())
+    count = int((arenas[0] != arenas[1]).sum())
+    return f"{count} bytes of {HARD_VECTORS} vectors are stored differently there" if count else None
+
+
+def hard_vectors() -> torch.Tensor:
+    """Vectors fp32 [64, 1, 128] of every magnitude that a format has, and zeros, subnormal numbers and ties."""
+    values = torch.randn(HARD_VECTORS, 1, HARD_DIM, generator=torch.Generator().manual_seed(0))
+    values *= torch.logspace(-42, 5, HARD_VECTORS, dtype=torch.float64)[:, None, None].float()
+    values[3], values[7, :, 64:], values[11] = 0.0, 0.0, torch.finfo(torch.float32).tiny / 8
+    values[13] = 1.0  # a rotation of equal numbers has one value and zeros
+    values[17] = torch.arange(HARD_DIM) / 16 - 4  # many ties of codes
+    return values

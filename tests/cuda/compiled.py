@@ -1,0 +1,133 @@
+"""Compile, without a card, what attention would launch on one: python -m tests.cuda.compiled 80 86 89 90 120
+
+The launches are those of `TritonAttention`, recorded. A line of JSON for each kernel, layer and kind of card has the
+registers of a thread, the bytes that are spilled from them, the shared memory of a program, and how many of its loads
+are of single bytes. Layers but the first are compiled for the first kind alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime import driver
+
+from rekindle.compute.cuda import attention as module
+from rekindle.kv.arena import KVArena
+from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from tests.kv.steps import Layer
+
+BF16 = torch.bfloat16
+LAYERS = {
+    "q4h 128": Layer(BF16, k_dim=128, v_dim=128, kv_heads=8, heads=32, block_tokens=64),
+    "q8h 128": Layer(BF16, "q8h", "q8h", k_dim=128, v_dim=128, kv_heads=8, heads=32, block_tokens=64),
+    "q8h/q4h 256, window, softcap": Layer(
+        BF16, "q8h", "q4h", k_dim=256, v_dim=256, kv_heads=1, heads=4, block_tokens=64, window=512, softcap=50.0
+    ),
+    "bf16 64, sinks": Layer(BF16, "bf16", "bf16", kv_heads=8, heads=64, block_tokens=64, sinks=True),
+    "q4h 96": Layer(BF16, k_dim=96, v_dim=96, kv_heads=8, heads=32, block_tokens=64),
+}
+KERNELS = ("store_kernel", "rotate_kernel", "attend_kernel", "join_kernel")
+
+
+@dataclass
+class Recorder:
+    """In the place of a kernel: notes its launches, computes nothing."""
+
+    kernel: Any
+    launches: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **named: self.launches.append((args, named))
+
+
+def launches(layer: Layer) -> list[Recorder]:
+    """What a step of one decoded row and 64 more of another sequence launches."""
+    recorders = {name: Recorder(getattr(module, name)) for name in KERNELS}
+    before = {name: recorder.kernel for name, recorder in recorders.items()}
+    vars(module).update(recorders)
+    try:
+        attention = module.TritonAttention(KVArena(layer.layout, 40))
+        spans = [SequenceSpan(range(20), 1023, 1, 1023), SequenceSpan(range(20, 40), 1000, 64, 1000)]
+        plan = AttentionPlan(StepLayout(spans, layer.block_tokens, 68), "cpu")
+        k, v, q = (
+            torch.zeros(68, heads, dim, dtype=layer.dtype)
+            for heads, dim in ((layer.kv_heads, layer.k_dim), (layer.kv_heads, layer.v_dim), (layer.heads, layer.k_dim))
+        )
+        attention.write(5, k, v, plan)
+        attention.attend(5, q, plan, **layer.scoring)
+    finally:
+        vars(module).update(before)
+    return [recorder for recorder in recorders.values() if recorder.launches]
+
+
+@dataclass(frozen=True)
+class NoCard:
+    """A driver as far as compiling asks: a card of this kind, on which nothing is launched."""
+
+    arch: int
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def registers_and_spills(ptx: str, arch: int) -> tuple[int, int]:
+    """What the assembler makes of a kernel: registers of a thread, and bytes that it spills."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        target = re.search(r"\.target (sm_\w+)", ptx)
+        assert target is not None
+        told = subprocess.run(
+            [get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", str(source), "-o", str(Path(folder, "out"))],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stderr
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", told)))
+    return max(map(int, re.findall(r"Used (\d+) registers", told))), spilled
+
+
+def report(arch: int, layers: dict[str, Layer]) -> Iterator[dict[str, Any]]:
+    """A line for each kernel and layer."""
+    driver.set_active(NoCard(arch))
+    for name, layer in layers.items():
+        for recorder in launches(layer):
+            different = {repr(sorted(named.items())): (args, named) for args, named in recorder.launches}
+            for args, named in different.values():
+                made = recorder.kernel.warmup(*args, grid=(1,), **named)
+                registers, spilled = registers_and_spills(made.asm["ptx"], arch)
+                yield {
+                    "kernel": recorder.kernel.__name__,
+                    "layer": name,
+                    "sm": arch,
+                    "rows": named["SHAPE"].folded if "SHAPE" in named else None,
+                    "registers": registers,
+                    "spilled": spilled,
+                    "shared": made.metadata.shared,
+                    "bytewise": len(re.findall(r"ld\.global[.\w]*\.[bsu]8 ", made.asm["ptx"])),
+                }
+
+
+if __name__ == "__main__":
+    first = dict([next(iter(LAYERS.items()))])
+    for index, each in enumerate(sys.argv[1:]):
+        for line in report(int(each), first if index else LAYERS):
+            print(json.dumps(line), flush=True)

@@ -1,0 +1,19 @@
+"""Kernels for cards, interpreted on a processor unless `make gpu` runs them on the card of this machine.
+
+`test_card.py` is collected there alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+IS_INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+collect_ignore = ["test_card.py"] if IS_INTERPRETED else []
+
+
+@pytest.fixture(autouse=IS_INTERPRETED)
+def many_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one program after the other, and takes as long for one of many rows."""
+    monkeypatch.setattr("rekindle.compute.cuda.attention.STORED_ROWS", 32)

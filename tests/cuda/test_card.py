@@ -1,0 +1,57 @@
+"""What only a card can show of attention: bits that depend on no company, and bf16 by its matrix units."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rekindle.compute.cuda.attention import TritonAttention
+from rekindle.kv.arena import KVArena
+from rekindle.kv.reference import attention_reference, relative_error
+from rekindle.kv.step_layout import SequenceSpan
+from tests.cuda.test_attention import DEVICE, LAYERS
+from tests.kv.steps import Layer, Rows, in_chunks, scattered_blocks, step
+
+BF16 = torch.bfloat16
+IN_BF16 = {
+    name: replace(layer, dtype=BF16, **{at: "bf16" for at in ("k_format", "v_format") if getattr(layer, at) == "fp32"})
+    for name, layer in LAYERS.items()
+}
+BOUND = 0.012
+
+
+def attention(layer: Layer) -> TritonAttention:
+    return TritonAttention(KVArena(layer.layout, 26, DEVICE))
+
+
+@pytest.mark.parametrize("layer", IN_BF16.values(), ids=IN_BF16)
+def test_bits_depend_on_no_cut_and_no_company(layer: Layer) -> None:
+    num_tokens = 250
+    rows, other = Rows.random(layer, num_tokens), Rows.random(layer, 90, seed=7)
+    blocks = scattered_blocks(num_tokens, 16, block_tokens=layer.block_tokens)
+    others = [16 + block for block in scattered_blocks(90, 6, block_tokens=layer.block_tokens)]
+    whole = in_chunks(attention(layer), layer, rows, blocks, [num_tokens])
+    alone = in_chunks(attention(layer), layer, other, others, [90])
+    assert torch.equal(in_chunks(attention(layer), layer, rows, blocks, [1, 8, 77, 149, num_tokens]), whole)
+    company = attention(layer)
+    in_chunks(company, layer, rows, blocks, [235])
+    in_chunks(company, layer, other, others, [29])
+    spans = [SequenceSpan(others, 29, 61, 29), SequenceSpan(blocks, 235, 15, 235)]
+    (first, second), _ = step(company, layer, spans, [other, rows], spare=1)
+    assert torch.equal(first, alone[29:])
+    assert torch.equal(second, whole[235:])
+
+
+@pytest.mark.parametrize("count", [5, 400])
+@pytest.mark.parametrize("layer", IN_BF16.values(), ids=IN_BF16)
+def test_bf16_agrees_with_the_definitions(layer: Layer, count: int) -> None:
+    """Few rows over the codes, and as many as are attended to at once after their context is widened."""
+    num_tokens = 500
+    rows, blocks = Rows.random(layer, num_tokens), scattered_blocks(num_tokens, 40, block_tokens=layer.block_tokens)
+    ours = TritonAttention(KVArena(layer.layout, 40, DEVICE))
+    got = in_chunks(ours, layer, rows, blocks, [num_tokens - count, num_tokens])[-5:]
+    spans = [SequenceSpan(blocks, num_tokens - 5, 5, num_tokens)]
+    assert relative_error(got, attention_reference(ours.arena, 5, rows.q[-5:], spans, **layer.scoring)) < BOUND
+    ours.check()
