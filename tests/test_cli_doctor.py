@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -147,6 +149,22 @@ def test_a_package_that_is_missing_says_how_to_get_it() -> None:
         True,
         "pip install 'rekindle[serve]'",
     )
+
+
+def test_sources_that_were_not_installed_are_a_finding(tmp_path: Path) -> None:
+    """In an interpreter that sees the packages beside ours, and of ours the sources only."""
+    program = """
+import sys
+from importlib.metadata import MetadataPathFinder
+found = MetadataPathFinder.find_distributions
+MetadataPathFinder.find_distributions = lambda *given: (x for x in found(*given) if x.name != "rekindle")
+from rekindle.cli.doctor import probe_versions
+print(*probe_versions(), sep=chr(10))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("Finding(topic='versions', verdict='warn', said='unknown: rekindle runs from its sources")
 
 
 def test_the_clock() -> None:

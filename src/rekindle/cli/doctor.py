@@ -174,9 +174,14 @@ def _disk_speed(directory: Path, layout: KVLayout, rate: float) -> Finding:
 
 def probe_versions() -> Iterator[Finding]:
     """Check Python and every package that serving needs against the ranges in our metadata."""
-    python = importlib.metadata.metadata("rekindle")["Requires-Python"] or ""
-    found = [in_range("python", platform.python_version(), python)]
-    for requirement in importlib.metadata.requires("rekindle") or ():
+    try:
+        ours = importlib.metadata.metadata("rekindle")
+    except importlib.metadata.PackageNotFoundError:
+        said = "unknown: rekindle runs from its sources, without the metadata that says what it needs"
+        yield Finding("versions", "warn", said, "pip install '.[serve]' in the checkout has the rest checked, too")
+        return
+    found = [in_range("python", platform.python_version(), ours["Requires-Python"] or "")]
+    for requirement in ours.get_all("Requires-Dist") or ():
         needed, _, condition = requirement.partition(";")
         if condition and "serve" not in condition:
             continue
