@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Literal
 
@@ -14,6 +15,7 @@ from rekindle.model.batch import ForwardBatch, SequenceStep
 from rekindle.model.geometry import ProbeStep
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.recurrent import ObservedStates
+from rekindle.model.runner import ModelRunner
 from tests.model.helpers import Bench, in_memory, random_ids
 from tests.tiny_models import tiny_model
 
@@ -47,6 +49,16 @@ def test_no_logits_may_be_asked_for(loaded: LoadedModel) -> None:
     last = bench.runner.forward([bench.step("a", ids[13:], "last")])
     whole = Bench(loaded).forward(("a", ids))[0]
     assert torch.equal(last[0], whole[-1])
+
+
+def test_seconds_are_those_of_launching_and_of_waiting_once(loaded: LoadedModel) -> None:
+    bench, seconds = Bench(loaded), itertools.count()
+    runner = ModelRunner(loaded, bench.arena, clock=lambda: float(next(seconds)))
+    launched = runner.launch([bench.step("a", random_ids(5), "last")])
+    assert runner.model_s == 1.0
+    launched.wait()
+    launched.wait()
+    assert runner.model_s == 2.0
 
 
 def test_a_step_below_num_stored_writes_nothing(loaded: LoadedModel) -> None:

@@ -53,11 +53,13 @@ class PagedStep:
 
 
 class LaunchedStep:
-    """A step of torch's; `carrier` has its plan and its states."""
+    """A step of torch's; `carrier` has its plan and its states, and the `runner` gets the seconds of waiting."""
 
-    def __init__(self, steps: Sequence[SequenceStep], carrier: PagedStep, logits: torch.Tensor) -> None:
+    def __init__(
+        self, runner: ModelRunner, steps: Sequence[SequenceStep], carrier: PagedStep, logits: torch.Tensor
+    ) -> None:
         self.logits = logits
-        self._steps, self._carrier = steps, carrier
+        self._runner, self._steps, self._carrier = runner, steps, carrier
 
     def wait(self) -> frozenset[int]:
         """As `Step.wait`: states are written now, but for steps that failed."""
@@ -65,6 +67,7 @@ class LaunchedStep:
 
     @cached_property
     def _failed(self) -> frozenset[int]:
+        began = self._runner.clock()
         states, spans = self._carrier.states, set(self._carrier.plan.failed_spans())
         with torch.inference_mode():
             if states is not None:
@@ -72,6 +75,7 @@ class LaunchedStep:
             failed = _failed_steps(self._steps, spans, self.logits)
             if states is not None:
                 states.commit(failed)
+        self._runner.model_s += self._runner.clock() - began
         return failed
 
     def draw(
@@ -97,8 +101,8 @@ class ModelRunner:
         clock: Callable[[], float] = time.perf_counter,
         step_type: Callable[[PagedAttention, AttentionPlan], PagedStep] = PagedStep,
     ) -> None:
-        self.model_s = 0.0  # seconds inside the model so far; on a GPU the launch only
-        self._clock = clock
+        self.model_s = 0.0  # of launching and waiting: a card computes between the two
+        self.clock = clock
         self._step_type = step_type
         self._model = loaded.model
         self._arena = arena
@@ -115,13 +119,13 @@ class ModelRunner:
             layout = StepLayout(batch.spans, arena.layout.block_tokens, batch.num_rows, arena.rows_of)
             plan = AttentionPlan(layout, self._device)
             step = self._step_type(self._paged, plan)
-            began = self._clock()
+            began = self.clock()
             logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
-            self.model_s += self._clock() - began
+            self.model_s += self.clock() - began
             logits = logits[: batch.num_logits]
             if logits.dtype != torch.float64:
                 logits = logits.float()
-        return LaunchedStep(steps, step, logits)
+        return LaunchedStep(self, steps, step, logits)
 
     def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
         """As `Runner.forward`."""
