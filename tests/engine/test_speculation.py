@@ -289,8 +289,8 @@ def test_prefills_run_as_soon_as_without_drafts(loaded: LoadedModel) -> None:
 
 
 def test_nothing_is_drafted_where_bits_depend_on_the_rows_of_a_step() -> None:
-    assert max_draft("auto", "bitwise") == MAX_DRAFT > 0
-    assert max_draft("auto", "close") == max_draft("auto", "none") == max_draft("off", "bitwise") == 0
+    assert max_draft("auto", is_steady=True) == MAX_DRAFT > 0
+    assert max_draft("auto", is_steady=False) == max_draft("off", is_steady=True) == 0
 
 
 def test_an_engine_says_how_many_were_drafted_and_answers_the_same(start: Start) -> None:

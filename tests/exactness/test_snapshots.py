@@ -156,8 +156,8 @@ def test_chunks_end_where_blocks_do(make_rig: MakeRig) -> None:
 
 
 def test_nothing_is_drafted_for_a_state_that_cannot_go_back() -> None:
-    assert max_draft("auto", "bitwise") > 0
-    assert max_draft("auto", "bitwise", has_states=True) == 0
+    assert max_draft("auto", is_steady=True) > 0
+    assert max_draft("auto", is_steady=True, has_states=True) == 0
 
 
 def test_a_snapshot_that_left_memory_is_read_from_disk(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_model_is_served_with_the_same_bits_on_every_path(kernel: LinearKernel
     model = packed_model("llama", kernel)
     loaded = in_memory(model, kv="q4h")
     trial_forward(in_memory(model), BF16)
-    assert self_test(loaded)[0] == "bitwise"
+    assert self_test(loaded).promise == "bitwise"
     bench, ids = Bench(loaded), random_ids(41)
     together = bench.forward(("a", ids), ("b", ids[:7]))
     alone = bench.forward(("c", ids[:7]))

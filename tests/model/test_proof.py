@@ -35,7 +35,7 @@ def test_the_second_start_reads_what_the_first_proved(tmp_path: Path, caplog: py
 
     first = load()
     (path,) = proofs(state)
-    write_json(path, {"promise": "close", "finding": "written by the test"})
+    write_json(path, {"promise": "close", "finding": "written by the test", "is_steady": True})
     with caplog.at_level(logging.INFO, "rekindle"):
         second = load()
     assert "written by the test" in caplog.text and second.promise == "close"
@@ -48,8 +48,8 @@ def test_threads_other_kernels_and_a_damaged_file_are_proved_again(tmp_path: Pat
     settings = ModelSettings(threads=1)
     torch.set_num_threads(1)
     cache = ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH)
-    cache.write(Proof("bitwise", "equal"))
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal")
+    cache.write(Proof("bitwise", "equal", is_steady=True))
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal", is_steady=True)
     assert ProofCache(tmp_path, b"j" * 32, settings, 16, TORCH).read() is None
     assert ProofCache(None, b"i" * 32, settings, 16, TORCH).read() is None
     try:
@@ -58,10 +58,12 @@ def test_threads_other_kernels_and_a_damaged_file_are_proved_again(tmp_path: Pat
     finally:
         torch.set_num_threads(1)
     one, other = (KernelLibrary("avx2", Path("library"), digest, ctypes.CDLL(None)) for digest in ("one", "other"))
-    ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(one)).write(Proof("close", "of one"))
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(one)).read() == Proof("close", "of one")
+    ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(one)).write(Proof("close", "of one", is_steady=False))
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(one)).read() == Proof(
+        "close", "of one", is_steady=False
+    )
     assert ProofCache(tmp_path, b"i" * 32, settings, 16, KernelCompute(other)).read() is None
-    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal")
+    assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() == Proof("bitwise", "equal", is_steady=True)
     for path in proofs(tmp_path):
         path.write_text("{")
     assert ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH).read() is None

@@ -90,7 +90,7 @@ SERVING = (
     one(
         "a reply depends on its drafts where bits depend on rows",
         "engine/core/speculation.py",
-        ' and promise == "bitwise" and',
+        " and is_steady and",
         " and",
         f"{DRAFTS}::test_nothing_is_drafted_where_bits_depend_on_the_rows_of_a_step",
     ),

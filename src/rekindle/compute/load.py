@@ -44,7 +44,7 @@ from rekindle.model.gguf_weights import shown_grids, widened
 from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights, gguf_dtype, load_weights
-from rekindle.model.proof import Proof, ProofCache
+from rekindle.model.proof import ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.selftest import self_test
 from rekindle.spec import ModelFacts, ModelSpec
@@ -244,12 +244,12 @@ def _proved(
             trial.trial_forward(draft, found.dtype)
     loaded = _with_formats(draft, found, settings, identity, format_map_dir)
     if proof is None:
-        proof = Proof(*self_test(loaded))
+        proof = self_test(loaded)
         proofs.write(proof)
     allocator.trim()  # of what was widened on the way here, and of what was computed
     log.info("%s: %s (%s)", draft.spec.name, proof.promise, proof.finding)
     note = f"self-test: {proof.promise}; {proof.finding}"
-    return replace(loaded, promise=proof.promise, notes=(*loaded.notes, note))
+    return replace(loaded, promise=proof.promise, is_steady=proof.is_steady, notes=(*loaded.notes, note))
 
 
 def _with_formats(

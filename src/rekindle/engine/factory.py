@@ -112,7 +112,9 @@ def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builde
         ),
         speculation=Speculation(
             StepCosts(),
-            max_tokens=max_draft(settings.engine.speculate, loaded.promise, has_states=bool(loaded.spec.layout.states)),
+            max_tokens=max_draft(
+                settings.engine.speculate, is_steady=loaded.is_steady, has_states=bool(loaded.spec.layout.states)
+            ),
             max_step_s=settings.engine.max_stall_s,
         ),
         min_reuse_tokens=settings.cache.min_reuse_tokens,

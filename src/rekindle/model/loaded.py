@@ -54,7 +54,7 @@ class Step(Protocol):
 class Runner(Protocol):
     """Computes the steps of one model over one arena; used by one thread."""
 
-    model_s: float  # seconds inside the model so far
+    model_s: float  # seconds so far in which steps were launched and waited for
 
     def launch(self, steps: Sequence[SequenceStep]) -> Step:
         """Begin a step; K and V of all rows at positions `num_stored` and later will be in the arena."""
@@ -113,4 +113,5 @@ class LoadedModel:
     compute: Compute
     notes: tuple[str, ...]  # for the banner
     row_multiple: int = ROW_MULTIPLE  # of the rows of a step
+    is_steady: bool = False  # as in `Proof`
     unsaved: Unsaved | None = None  # to be written to a file for later starts

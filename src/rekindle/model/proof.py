@@ -30,10 +30,14 @@ PROVING_CODE = ("compute", "kv", "layer_forms.py", "model", "spec.py")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The promise for the same ids on different paths, and the finding in words."""
+    """The promise for the same ids on different paths, and the finding in words.
+
+    `is_steady`: the bits of a row that decodes do not depend on what else is in its step.
+    """
 
     promise: Promise
     finding: str
+    is_steady: bool
 
 
 class ProofCache:

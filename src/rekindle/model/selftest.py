@@ -6,6 +6,9 @@ One long chunk against odd pieces down to single tokens, alongside another seque
     close     not equal, but two paths are nearer to each other than the format is to native KV: the mean KL between
               the paths is at most a quarter of the mean KL between the formats, over at least 512 positions
     none      not even that
+
+Where paths are not bitwise equal, those of single steps may still be: a row that decodes is `steady` if its bits depend
+neither on drafted rows behind it nor on other sequences in its step.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from rekindle.model.check_text import check_tokens
 from rekindle.model.divergence import divergence
 from rekindle.model.formats import in_4_bits, native_format
 from rekindle.model.loaded import LoadedModel, Promise
+from rekindle.model.proof import Proof
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.parts import STATE
 from rekindle.spec import CODED, KVLayout, LayerSpec
@@ -29,22 +33,28 @@ from rekindle.spec import CODED, KVLayout, LayerSpec
 LARGE_MODEL = 1_000_000_000
 PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
 CLOSE_SHARE = 0.25
+STEADY_START = 64
+STEADY_ROWS = ((16, 0), (1, 15), (5, 40), (2, 130))  # of a sequence with its drafts, and of another one beside it
 
 
-def self_test(loaded: LoadedModel) -> tuple[Promise, str]:
-    """Return the promise for the same ids on different paths, and the finding in words."""
+def self_test(loaded: LoadedModel) -> Proof:
+    """What was found of the same ids on different paths."""
     num_parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     count = min(sum(PIECES) if num_parameters < LARGE_MODEL else 150, loaded.spec.max_context)
     differing, total, same_logits = _compare_bytes(loaded, count, _bounds(count))
-    if loaded.device.startswith("cpu") and not differing and same_logits:
-        return "bitwise", f"{count} tokens in one chunk and in odd pieces give the same bytes"
+    if not differing and same_logits:
+        return Proof("bitwise", f"{count} tokens in one chunk and in odd pieces give the same bytes", is_steady=True)
     paths, formats = divergences(loaded)
     promise: Promise = "close" if paths <= CLOSE_SHARE * formats else "none"
-    return promise, (
+    finding = (
         f"{count} tokens in one chunk and in odd pieces: {differing} of {total} bytes differ; "
         f"mean KL between the two {paths:.2g} nats, between rounded and native KV {formats:.2g}"
-        + (_finding_of_prompts(loaded, count) if loaded.spec.layout.states else "")
     )
+    if loaded.spec.layout.states:
+        return Proof(promise, finding + _finding_of_prompts(loaded, count), is_steady=False)
+    is_steady = _is_steady(loaded, count)
+    steady = "; a decoding row has the same bits in any company" if is_steady else ""
+    return Proof(promise, finding + steady, is_steady=is_steady)
 
 
 def _finding_of_prompts(loaded: LoadedModel, count: int) -> str:
@@ -56,6 +66,29 @@ def _finding_of_prompts(loaded: LoadedModel, count: int) -> str:
     if not differing and same_logits:
         return "; prompts, in pieces of whole blocks, give the same bytes"
     return f"; in pieces of whole blocks, as prompts are computed, {differing} of {total} differ"
+
+
+def _is_steady(loaded: LoadedModel, count: int) -> bool:
+    """Whether rows have the same bits one at a time, and with drafts and another sequence in their step."""
+    layout, rows = loaded.spec.layout, sum(drafted for drafted, _ in STEADY_ROWS)
+    start = max(1, min(STEADY_START, count - rows))
+    count = min(count, start + rows)
+    others = max(other for _, other in STEADY_ROWS)
+    ids = check_tokens(loaded.spec.vocab_size, max(count, others))
+    tables, num_blocks = interleaved_tables(layout.block_tokens, [count, count, others])
+    arena = loaded.compute.arena(layout, num_blocks, loaded.device)
+    runner = loaded.compute.runner(loaded, arena)
+    for table in tables[:2]:
+        runner.forward([sequence_step(ids[:start], 0, table, "none")])
+    alone = [runner.forward([sequence_step(ids[at : at + 1], at, tables[0], "all")]) for at in range(start, count)]
+    beside, at = [], start
+    for drafted, other in STEADY_ROWS:
+        step = sequence_step(ids[at : min(at + drafted, count)], at, tables[1], "all")
+        company = [sequence_step(ids[:other], 0, tables[2], "none")] if other else []
+        beside += [runner.forward([*company, step])] if at < count else []
+        at += drafted
+    differing, _ = _differing_bytes(arena, tables[0], tables[1], count)
+    return not differing and torch.equal(torch.cat(alone), torch.cat(beside))
 
 
 def _compare_bytes(loaded: LoadedModel, count: int, bounds: Sequence[tuple[int, int]]) -> tuple[int, int, bool]:

@@ -25,17 +25,16 @@ from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import Chunk
 from rekindle.engine.drafts import NO_DRAFT, Draft, find_draft
 from rekindle.engine.sequence import Sequence
-from rekindle.model.loaded import Promise
 
 MAX_DRAFT = 15
 
 
-def max_draft(setting: Literal["auto", "off"], promise: Promise, *, has_states: bool = False) -> int:
+def max_draft(setting: Literal["auto", "off"], *, is_steady: bool, has_states: bool = False) -> int:
     """Return the most tokens of a draft: none where bits depend on the rows of a step, or replies would, too.
 
     Nor with recurrent states, which cannot go back to the token before a wrong one.
     """
-    return MAX_DRAFT if setting == "auto" and promise == "bitwise" and not has_states else 0
+    return MAX_DRAFT if setting == "auto" and is_steady and not has_states else 0
 
 
 class Speculation:
