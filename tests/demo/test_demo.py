@@ -50,9 +50,15 @@ def test_a_differing_reply_fails_its_half() -> None:
     assert holds(figures(broken, *GOOD[1:])) == [False, True, True]
 
 
-def test_only_where_bits_are_promised_replies_are_judged() -> None:
-    broken = replace(GOOD[1], reply=reply([8], warm=95))
-    assert holds(figures(GOOD[0], broken, GOOD[2], promise="close")) == [True, True, True]
+def test_where_bits_are_not_promised_replies_may_part_late_and_not_at_once() -> None:
+    late = replace(GOOD[1], reply=reply([7, 4, 5, 6], warm=95), baseline=reply([7, 4, 5, 5, 5]))
+    early = replace(late, reply=reply([8, 4, 5, 5, 5], warm=95))
+    found = figures(GOOD[0], late, GOOD[2], promise="close")
+    assert holds(found) == [True, True, True]
+    assert "1 of 2 replies after" in checks(found)[1].text and "67% of their tokens" in checks(found)[1].text
+    assert holds(figures(GOOD[0], early, GOOD[2], promise="close")) == [True, False, True]
+    assert holds(figures(*GOOD, promise="none")) == [False, False, True]
+    assert holds(figures(promise="close")) == [False, False, False]
 
 
 def test_too_little_reuse_in_the_first_turn_after_the_restart_fails() -> None:

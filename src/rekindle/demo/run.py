@@ -5,9 +5,9 @@
 
 Every turn is sent twice: as the agent, and as the same token ids with reuse off. Verdict, exit code 0 or 1: all
 replies equal their reuse-off baselines before and after the restart, and the first turns after it reuse at least
-90 % of their prompts. If the model's paths are only `close` to one another (see the banner), the self-test at start
-has measured that they stay within their bound, and replies are compared but not judged. Recall of the facts, drawn
-from the printed seed, is shown next to the verdict.
+90 % of their prompts. If the model's paths are only `close` to one another (see the banner), half of the replies'
+tokens have to come before a difference: roundings turn a choice now and then, and a memory that is not the prompt's
+turns the first. Recall of the facts, drawn from the printed seed, is shown next to the verdict.
 """
 
 from __future__ import annotations
