@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.errors import ModelRefused
+from rekindle.kv.arena import KVArena
 from rekindle.model import trial
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.runner import LaunchedStep, ModelRunner, SequenceStep
 from tests.engine.test_families import ALL, OF_EACH_KIND
 from tests.model.helpers import in_memory
 from tests.model.own_mutants import MUTANTS, changed_attention
@@ -52,3 +57,26 @@ def test_a_refusal_names_the_settings_that_may_serve_the_model() -> None:
         with changed_attention(loaded, "scale"), pytest.raises(ModelRefused) as refused:
             trial.trial_forward(loaded, dtype)
         assert refused.value.remedy.startswith(expected) and str(refused.value).endswith(refused.value.remedy)
+
+
+class OwnRunner(KernelCompute):
+    """Serves a model by a runner of its own, which forgets to scale its logits."""
+
+    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
+        runner = super().runner(loaded, arena)
+        launch = runner.launch
+
+        def unscaled(steps: Sequence[SequenceStep]) -> LaunchedStep:
+            launched = launch(steps)
+            launched.logits = launched.logits * 1.5
+            return launched
+
+        runner.launch = unscaled  # type: ignore[method-assign]
+        return runner
+
+
+def test_what_serves_a_model_is_what_its_trial_runs() -> None:
+    loaded = in_memory(tiny_model("llama", torch.float32))
+    trial.trial_forward(replace(loaded, compute=KernelCompute(None)), torch.float32)
+    with pytest.raises(ModelRefused, match="median row of logits"):
+        trial.trial_forward(replace(loaded, compute=OwnRunner(None)), torch.float32)

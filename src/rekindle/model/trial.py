@@ -28,7 +28,7 @@ from rekindle.model.adapter import ATTENTION_NAME, AttentionCall
 from rekindle.model.batch import SequenceStep
 from rekindle.model.check_text import checked_ids
 from rekindle.model.divergence import row_divergences
-from rekindle.model.loaded import BY_TORCH, LoadedModel
+from rekindle.model.loaded import BY_TORCH, LoadedModel, Runner
 from rekindle.model.own_attention import OWN_NAME, OwnPass, distances, own_logits, register_own_attention
 from rekindle.model.runner import ModelRunner, PagedStep
 
@@ -171,15 +171,21 @@ def _compared_calls(
 def _packed_logits(
     loaded: LoadedModel,
     sequences: Sequence[torch.Tensor],
-    step_types: Sequence[StepType] = (PagedStep, PagedStep),
+    step_types: Sequence[StepType] | None = None,
 ) -> torch.Tensor:
-    """The logits of the second chunk, all sequences together over interleaved blocks."""
+    """The logits of the second chunk, all sequences together over interleaved blocks: by what serves the model, or by
+    torch with steps of these types, one a chunk."""
     layout = loaded.spec.layout
     tables, num_blocks = interleaved_tables(layout.block_tokens, [len(ids) for ids in sequences])
     arena = loaded.compute.arena(layout, num_blocks, loaded.device)
     logits = torch.empty(0)
-    for chunk, step_type, asked in zip(_chunks(sequences), step_types, LOGITS, strict=True):
-        runner = ModelRunner(loaded, arena, step_type=step_type)
+    types = step_types or (None, None)
+    for chunk, step_type, asked in zip(_chunks(sequences), types, LOGITS, strict=True):
+        runner: Runner = (
+            loaded.compute.runner(loaded, arena)
+            if step_type is None
+            else ModelRunner(loaded, arena, step_type=step_type)
+        )
         given = [each for each in zip(sequences, chunk, tables, strict=True) if each[1][1] > each[1][0]]
         steps = [sequence_step(ids[start:end], start, table, asked) for ids, (start, end), table in given]
         step = runner.launch(steps)
