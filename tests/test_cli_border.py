@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from rekindle import __version__
 from rekindle.cli import app
 from rekindle.cli.border import code_of
+from rekindle.compute.cpu import memory
 from rekindle.config import ServerSettings
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.harness.client import free_port
-from rekindle.model import device
 from rekindle.server.observers.log import logging_to
 from rekindle_pocket import MODEL_DIR
 
@@ -144,9 +144,9 @@ def unreadable(tmp_path: Path) -> Path:
 BELOW_A_FILE = "FILE/store"
 WRONG = {  # what is given -> what is said of it
     ("--hot-bytes", "4000TiB"): "is more than the memory of cpu",
-    ("--device", "meta"): "device=meta cannot be used: write cpu, cuda",
-    ("--device", "cpu:3"): "device=cpu:3 cannot be used: write cpu, cuda",
-    ("--device", "nonsense"): "device=nonsense cannot be used: write cpu, cuda",
+    ("--device", "meta"): "device=meta cannot be used: write auto, cpu, cuda",
+    ("--device", "cpu:3"): "device=cpu:3 cannot be used: write auto, cpu, cuda",
+    ("--device", "nonsense"): "device=nonsense cannot be used: write auto, cpu, cuda",
     ("--device", "cuda:77"): "device=cuda:77 cannot be used: ",
     ("--threads", "0"): "threads must be from 1 to 1024, not 0",
     ("--threads", "1000000"): "threads must be from 1 to 1024, not 1000000",
@@ -216,9 +216,9 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_read(
 ) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("1000000\n")
-    monkeypatch.setattr(device, "LIMITS", (limit,))
+    monkeypatch.setattr(memory, "LIMITS", (limit,))
     said = refused(["serve", "--port", "0", "--store", str(tmp_path / "store")], tmp_path)
-    assert "the memory of cpu is 1,000,000: choose a smaller model" in said
+    assert "cpu has room for 1,000,000: choose a smaller model" in said
 
 
 @pytest.mark.parametrize("given", [("--hot-bytes", "100"), ("--disk-bytes", "100")], ids=" ".join)

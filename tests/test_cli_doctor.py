@@ -22,12 +22,16 @@ from transformers.models.llama import modeling_llama
 from typer.testing import CliRunner
 
 from rekindle import Engine
-from rekindle.cli import app, disk_probes, doctor, model_probes
+from rekindle.cli import app, device_probes, disk_probes, doctor, model_probes
+from rekindle.cli.device_probes import Card
 from rekindle.cli.findings import ADVICE, Finding, judged, spread
 from rekindle.cli.model_probes import KernelSpeed, Place, measure_kernels
-from rekindle.compute.load import choose_kernels
+from rekindle.compute import devices
+from rekindle.compute.cpu.compute import KernelCompute
+from rekindle.compute.devices import choose_kernels
 from rekindle.config import CacheSettings, ModelSettings, ServerSettings, StoreSettings
 from rekindle.harness.client import free_port
+from rekindle.model.device import Memory
 from rekindle.spec import KVLayout, LayerSpec
 from tests.forks import ForkedServer
 from tests.kernels.native import needs_kernels
@@ -51,7 +55,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(tmp_path: Path) -> No
     findings = found(result)
     assert [finding for finding in findings.values() if finding["verdict"] == "fail"] == []
     assert {"versions", "device", "memory", "port", "clock", "store", "space", "durability", "holes"} <= set(findings)
-    assert {"model", "trial forward", "KV formats", "self-test", "prefill", "disk speed"} <= set(findings)
+    assert {"model", "trial forward", "KV formats", "self-test", "prefill", "step", "disk speed"} <= set(findings)
     assert re.fullmatch(r"1[45],\d{3},\d{3} bytes", findings["weights"]["said"])
     assert "bitwise" in findings["self-test"]["said"]
     assert findings["kernels"]["said"].partition(",")[0] in ("amx", "avx512", "avx2", "torch")
@@ -94,9 +98,29 @@ def test_a_device_that_is_not_there_fails_and_nothing_is_loaded_on_it() -> None:
 
 
 def test_kernels_that_cannot_run_fail_with_advice() -> None:
-    finding = model_probes.probe_kernel_library(ModelSettings(device="cuda", kernels="avx2"))
-    assert (finding.verdict, "not for cuda" in finding.said, "--kernels" in finding.advice) == ("fail", True, True)
-    assert model_probes.probe_kernel_library(ModelSettings(kernels="torch")) == Finding("kernels", "ok", "torch")
+    finding, chosen = device_probes.probe_choice(ModelSettings(weights="int8", kernels="torch"))
+    assert (finding.verdict, "weights=int8" in finding.said, "--kernels" in finding.advice) == ("fail", True, True)
+    assert chosen is None
+    finding, chosen = device_probes.probe_choice(ModelSettings(kernels="torch"))
+    assert chosen is not None and finding == Finding("device", "ok", "cpu is used, by torch")
+    assert device_probes.probe_kernel_library(chosen) == Finding("kernels", "ok", "torch")
+
+
+def test_a_card_is_shown_with_what_runs_on_it(tmp_path: Path) -> None:
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
+    driver = device_probes.driver_version(tmp_path / "version")
+    card = Card("RTX 4090", Memory(24 << 30, 20 << 30, on_card=True), (8, 9), driver, "13.0", None)
+    assert str(card) == (
+        "RTX 4090, 20.0 GiB of 24.0 GiB free, compute capability 8.9; driver 580.65.06, "
+        f"torch {torch.__version__} for CUDA 13.0, no Triton"
+    )
+    assert device_probes.driver_version(tmp_path / "none") is None
+
+
+def test_a_card_that_is_not_taken_is_something_to_look_at() -> None:
+    chosen = devices.choose(ModelSettings(), "its driver is too old")
+    finding = device_probes.finding_of(chosen)
+    assert finding.verdict == "warn" and "its driver is too old" in finding.said and "gpu.md" in finding.advice
 
 
 def test_the_port_of_another_program_and_of_our_own_server(tmp_path: Path) -> None:
@@ -176,8 +200,12 @@ def test_the_clock() -> None:
 
 
 def test_more_memory_than_there_is() -> None:
-    assert doctor.probe_memory(CacheSettings(hot_bytes=1 << 20), "cpu").verdict == "ok"
-    assert doctor.probe_memory(CacheSettings(hot_bytes=1 << 60), "cpu").verdict == "fail"
+    machine = Memory(total=8 << 30, free=4 << 30)
+    assert device_probes.probe_memory(CacheSettings(hot_bytes=1 << 20), machine).verdict == "ok"
+    assert device_probes.probe_memory(CacheSettings(hot_bytes=1 << 33), machine).verdict == "fail"
+    assert device_probes.probe_memory(CacheSettings(), replace(machine, free=1 << 29)).verdict == "warn"
+    finding = device_probes.probe_memory(CacheSettings(), Memory(24 << 30, 24 << 30, on_card=True))
+    assert finding == Finding("memory", "ok", "weights may take 20.3 GiB of 24.0 GiB free; hot KV what they leave")
 
 
 def test_a_store_that_others_can_read_or_that_is_no_directory(tmp_path: Path) -> None:
@@ -223,6 +251,7 @@ def test_a_file_system_in_memory_or_over_a_network_is_named(tmp_path: Path) -> N
     assert disk_probes.kind_of_mount(Path("/"), tmp_path / "none") is None
 
 
+TORCH = KernelCompute(None)
 LAYER = LayerSpec(0, 2, 64, 64, None, "q4h", "q4h")
 
 
@@ -237,27 +266,27 @@ LAYER = LayerSpec(0, 2, 64, 64, None, "q4h", "q4h")
     ],
 )
 def test_kernels_agree_with_the_definition(layer: LayerSpec, dtype: torch.dtype) -> None:
-    (finding,) = model_probes.probe_kernels([layer, layer], dtype, Place("cpu"), 64)
+    (finding,) = model_probes.probe_kernels([layer, layer], dtype, Place("cpu", TORCH), 64)
     assert finding.verdict == "ok", finding
 
 
 @needs_kernels
 @pytest.mark.parametrize("layer", [LAYER, LayerSpec(0, 1, 64, 32, None, "q4h", "bf16", latent=True)])
 def test_the_kernels_that_compute_are_compared(layer: LayerSpec) -> None:
-    library = choose_kernels(ModelSettings()).library
+    library = choose_kernels(ModelSettings(), "cpu").library
     assert library is not None
     compared, by_torch = (
         model_probes.compare_kernels(layer, torch.bfloat16, place, 64)
-        for place in (Place("cpu", library), Place("cpu"))
+        for place in (Place("cpu", KernelCompute(library)), Place("cpu", TORCH))
     )
     assert compared.bytes_differ == 0 and compared.error != by_torch.error
-    (finding,) = model_probes.probe_kernels([layer], torch.bfloat16, Place("cpu", library), 64)
+    (finding,) = model_probes.probe_kernels([layer], torch.bfloat16, Place("cpu", KernelCompute(library)), 64)
     assert finding.verdict == "ok" and finding.said.startswith(f"cpu ({library.level}) against the definition")
 
 
 @needs_kernels
 def test_the_speed_of_the_kernels_is_measured() -> None:
-    library = choose_kernels(ModelSettings()).library
+    library = choose_kernels(ModelSettings(), "cpu").library
     assert library is not None
     threads = torch.get_num_threads()
     speed = measure_kernels(library, 1, columns=256, depth=128, matrices=2)
@@ -270,7 +299,7 @@ def test_the_speed_of_the_kernels_is_measured() -> None:
 
 
 def test_a_device_that_computes_or_stores_otherwise_is_refused() -> None:
-    good = model_probes.compare_kernels(LAYER, torch.float32, Place("cpu"), 64)
+    good = model_probes.compare_kernels(LAYER, torch.float32, Place("cpu", TORCH), 64)
     assert good.bytes_differ == 0
 
     def verdict(**changed: Any) -> str:
@@ -284,7 +313,7 @@ def test_a_device_that_computes_or_stores_otherwise_is_refused() -> None:
 
 
 def test_a_device_that_cannot_run_a_kernel_is_a_finding() -> None:
-    (finding,) = model_probes.probe_kernels([LAYER], torch.float32, Place("meta"), 64)
+    (finding,) = model_probes.probe_kernels([LAYER], torch.float32, Place("meta", TORCH), 64)
     assert (finding.verdict, "--device cpu" in finding.advice) == ("fail", True)
 
 

@@ -7,6 +7,7 @@ import pytest
 from rekindle.config import CacheSettings
 from rekindle.engine.capacity import HotSizes, capacity
 from rekindle.errors import ConfigError
+from rekindle.model.device import Memory
 from rekindle.spec import KVLayout, LayerSpec, ModelSpec
 from tests.model.helpers import FACTS
 
@@ -19,7 +20,7 @@ def layout_of(*windows: int | None, heads: int = 2) -> KVLayout:
 
 def sizes(layout: KVLayout, hot_bytes: int) -> HotSizes:
     spec = ModelSpec("m", "M", 100, 1 << 17, frozenset(), b"", layout, FACTS)
-    return capacity(CacheSettings(hot_bytes=hot_bytes), spec, "cpu", chunk_tokens=CHUNK)
+    return capacity(CacheSettings(hot_bytes=hot_bytes), spec, Memory(total=1 << 40, free=1 << 40), chunk_tokens=CHUNK)
 
 
 def used(layout: KVLayout, found: HotSizes) -> int:

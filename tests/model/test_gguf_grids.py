@@ -16,7 +16,7 @@ from rekindle.compute.cpu.kernels.grids import pack_grid, rows_of
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import all_called, observed_linears, pack_codes, pack_linears, packed_weights
 from rekindle.compute.cpu.packed_modules import PackedEmbedding
-from rekindle.compute.load import choose_kernels
+from rekindle.compute.devices import choose_kernels
 from rekindle.config import ModelSettings
 from rekindle.layer_forms import GROUP
 from rekindle.model.gguf_grids import UNPACKED, FileGrid, file_grid
@@ -39,7 +39,7 @@ def written(kind: str, path: Path) -> tuple[TensorEntry, np.ndarray]:
 
 
 def read_back(grid: Any) -> np.ndarray:
-    library = choose_kernels(ModelSettings()).library
+    library = choose_kernels(ModelSettings(), "cpu").library
     assert grid is not None and library is not None
     columns, depth = grid.entry.shape
     packed = pack_grid(LinearKernel(library), grid.parts(), columns=columns, depth=depth)
@@ -99,7 +99,7 @@ class Tied(nn.Module):
 
 def test_an_embedding_shares_codes_that_were_rounded(tmp_path: Path) -> None:
     entry, values, _ = random_blocks("Q6_K", tmp_path / "file", factors=slice(208, 210))
-    model, library = Tied(torch.from_numpy(values)), choose_kernels(ModelSettings()).library
+    model, library = Tied(torch.from_numpy(values)), choose_kernels(ModelSettings(), "cpu").library
     grid = file_grid(tmp_path / "file", entry, lambda rows: rows)
     assert grid is not None and library is not None
     assert not pack_linears(model, LinearKernel(library), {model.head}, "int8", {"embedding.weight": grid})
@@ -121,7 +121,7 @@ class Two(nn.Module):
 def test_one_layer_at_a_time_is_wide_and_those_that_are_not_called_are_seen(tmp_path: Path) -> None:
     entry, _ = written("Q8_0", tmp_path / "file")
     grid = file_grid(tmp_path / "file", entry, lambda rows: rows)
-    library, model, wide = choose_kernels(ModelSettings()).library, Two(), list[weakref.ref[np.ndarray]]()
+    library, model, wide = choose_kernels(ModelSettings(), "cpu").library, Two(), list[weakref.ref[np.ndarray]]()
     assert grid is not None and library is not None
     for layer in (model.first, model.second):
         layer.weight = placeholder(torch.empty(ROWS, DEPTH, dtype=torch.bfloat16))

@@ -101,7 +101,7 @@ def test_an_embedding_in_several_pieces_is_that_in_one(tmp_path: Path, monkeypat
 def test_transformers_shows_no_bars(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_gguf(tiny_model_dir("llama", "bf16", tmp_path), tmp_path / "tiny.gguf", "q8_0")
     directory = checkpoint.Source.find(str(tmp_path / "tiny.gguf"), None).fetch()
-    load_weights(directory, read_config(directory), ModelSettings())
+    load_weights(directory, read_config(directory), ModelSettings(device="cpu"))
     assert capfd.readouterr().err == ""
 
 

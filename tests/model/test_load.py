@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.load import choose_kernels, load_model
+from rekindle.compute.devices import choose_kernels
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.model import checkpoint
@@ -34,7 +35,7 @@ def test_the_kernels_are_those_that_the_setting_names() -> None:
     def load(settings: ModelSettings) -> LoadedModel:
         return load_model(settings, block_tokens=64, max_context=None, format_map_dir=None)
 
-    chosen, kernels = load(ModelSettings()), choose_kernels(ModelSettings())
+    chosen, kernels = load(ModelSettings()), choose_kernels(ModelSettings(), "cpu")
     assert chosen.compute == KernelCompute(kernels.library)
     noted = [note for note in chosen.notes if note.startswith("kernels: ")]
     assert noted == ([] if kernels.library is not None else [f"kernels: {kernels}"])
@@ -43,9 +44,9 @@ def test_the_kernels_are_those_that_the_setting_names() -> None:
 
 
 def test_kernels_are_for_the_cpu() -> None:
-    assert choose_kernels(ModelSettings(device="cuda")) == KernelChoice(None)
+    assert choose_kernels(ModelSettings(), "cuda") == KernelChoice(None)
     with pytest.raises(ConfigError, match="kernels=avx2 is for the CPU, not for cuda: leave it at auto"):
-        choose_kernels(ModelSettings(device="cuda", kernels="avx2"))
+        choose_kernels(ModelSettings(kernels="avx2"), "cuda")
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)

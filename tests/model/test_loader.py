@@ -172,12 +172,12 @@ def test_bytes_of_tensors_inside_a_subclass_are_counted() -> None:
 
 def test_weights_that_are_larger_than_memory_once_they_are_loaded_are_refused() -> None:
     model = nn.Linear(1 << 20, 1 << 21, bias=False, device="meta")
-    assert Weights(model, (), 8 << 40, 8 << 40).size_notes("cpu", "native", 8 << 40) == []
+    assert Weights(model, (), 8 << 40, 8 << 40).size_notes("cpu", "native", 8 << 40, 1 << 40) == []
     with pytest.raises(ModelRefused, match=r"take 8,796,093,022,208 bytes, .* by fp8 is widened here, on cpu"):
-        Weights(model, (), 1 << 40, 8 << 40, "what is quantised by fp8").size_notes("cpu", "native", 8 << 40)
+        Weights(model, (), 1 << 40, 8 << 40, "what is quantised by fp8").size_notes("cpu", "native", 8 << 40, 1 << 40)
 
 
 def test_a_checkpoint_that_is_only_wider_says_so() -> None:
     model = nn.Linear(4, 4, bias=False)
-    notes = Weights(model, (), 32, 64).size_notes("cpu", "native", 64)
+    notes = Weights(model, (), 32, 64).size_notes("cpu", "native", 64, 1 << 40)
     assert notes == ["weights: some weights were loaded wider than stored"]

@@ -45,7 +45,7 @@ def test_the_second_start_reads_what_the_first_proved(tmp_path: Path, caplog: py
 
 
 def test_threads_other_kernels_and_a_damaged_file_are_proved_again(tmp_path: Path) -> None:
-    settings = ModelSettings(threads=1)
+    settings = ModelSettings(device="cpu", threads=1)
     torch.set_num_threads(1)
     cache = ProofCache(tmp_path, b"i" * 32, settings, 16, TORCH)
     cache.write(Proof("bitwise", "equal", is_steady=True))

@@ -20,7 +20,8 @@ from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
 from rekindle.compute.cpu.saved_weights import LEAST_BYTES, SavedWeights, named, place
 from rekindle.compute.cpu.weights import Linears, WeightsChoice
 from rekindle.compute.cpu.weights_file import Contents, DamagedFile
-from rekindle.compute.load import choose_kernels, load_model
+from rekindle.compute.devices import choose_kernels
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.model.loaded import LoadedModel
 from tests.forks import forking
@@ -64,7 +65,7 @@ def logits_of(loaded: LoadedModel) -> torch.Tensor:
 
 
 def a_kernel() -> LinearKernel:
-    found = choose_kernels(ModelSettings()).library
+    found = choose_kernels(ModelSettings(), "cpu").library
     assert found is not None
     return LinearKernel(found)
 
@@ -164,8 +165,8 @@ def test_other_weights_and_other_formats_have_other_files(model_dir: Callable[..
 
 def test_other_kernels_have_another_file(model_dir: Callable[..., Path], tmp_path: Path) -> None:
     directory = model_dir("llama", "bf16")
-    settings = ModelSettings(model=str(directory), map_weights="on")
-    known = choose_kernels(settings)
+    settings = ModelSettings(model=str(directory), device="cpu", map_weights="on")
+    known = choose_kernels(settings, "cpu")
     assert known.library is not None
     other = replace(known, library=replace(known.library, digest="of other sources"))
 

@@ -27,7 +27,8 @@ from rekindle.compute.cpu.packed import (
     packed_weights,
 )
 from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice, check_ids, verdict
-from rekindle.compute.load import choose_kernels, load_model
+from rekindle.compute.devices import choose_kernels
+from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.layer_forms import WeightFormat
@@ -58,7 +59,7 @@ def notes_of(loaded: LoadedModel) -> list[str]:
 
 @pytest.fixture
 def kernels() -> KernelChoice:
-    return choose_kernels(ModelSettings())
+    return choose_kernels(ModelSettings(), "cpu")
 
 
 def linears_of(model: Any, kernels: KernelChoice) -> Linears:
@@ -238,14 +239,15 @@ def test_rounded_weights_without_kernels_are_refused(weights: Any) -> None:
     with pytest.raises(
         ConfigError, match=f"weights={weights} needs the kernels for the CPU, and what computes is torch"
     ):
-        choose_kernels(ModelSettings(weights=weights, kernels="torch"))
+        choose_kernels(ModelSettings(weights=weights, kernels="torch"), "cpu")
     with pytest.raises(ConfigError, match=f"weights={weights} needs the kernels"):
-        choose_kernels(ModelSettings(weights=weights, device="cuda"))
+        choose_kernels(ModelSettings(weights=weights), "cuda")
 
 
 def test_auto_does_without_kernels() -> None:
     loaded = load(None, "auto", kernels="torch")
-    assert notes_of(loaded) == [] and list(packed_weights(loaded.model)) == []
+    assert notes_of(loaded) == ["weights: native (int8 needs the kernels for the CPU)"]
+    assert list(packed_weights(loaded.model)) == []
 
 
 @needs_kernels

@@ -36,7 +36,7 @@ def weights_of(file: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     register_attention()
     directory = checkpoint.Source.find(str(file), None).fetch()
-    model: Any = load_weights(directory, read_config(directory), ModelSettings(dtype="fp32")).model
+    model: Any = load_weights(directory, read_config(directory), ModelSettings(device="cpu", dtype="fp32")).model
     model.set_attn_implementation("eager")
     return model
 

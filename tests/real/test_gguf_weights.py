@@ -20,7 +20,7 @@ if len(NAMES) > 1:  # transformers takes a minute for both
         register_attention()
         directory = checkpoint.Source.find(str(real_file), None).fetch()
         config = read_config(directory)
-        ours = load_weights(directory, config, ModelSettings()).model.state_dict()
+        ours = load_weights(directory, config, ModelSettings(device="cpu")).model.state_dict()
         (linked,) = directory.glob("*.gguf")
         theirs = AutoModelForCausalLM.from_pretrained(
             directory, config=config, gguf_file=linked.name, dtype=torch.bfloat16

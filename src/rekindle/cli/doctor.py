@@ -19,24 +19,22 @@ from rekindle.cli.settings import with_settings
 from rekindle.config import ModelSettings, Settings
 
 if TYPE_CHECKING:
+    from rekindle.compute.devices import Chosen
     from rekindle.spec import KVLayout
 import contextlib
 import errno
 import importlib
 import importlib.metadata
-import os
 import platform
 import re
 import socket
-import sys
 
 from rekindle.cli.console import show_duration
 from rekindle.cli.remote import Remote
-from rekindle.config import CacheSettings, ServerSettings, show_bytes
+from rekindle.config import ServerSettings
 from rekindle.errors import RekindleError
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-SMALL_HOT_BYTES = 256 << 20
 BUILT_AFTER = 1735689600  # 2025-01-01: an earlier clock was never set
 CLOCK_SLACK_S = 5.0
 ANSWER_S = 5.0  # our server answers a health check at once
@@ -88,16 +86,14 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if broken:
         yield Finding("the rest", "fail", "not looked at", "install what is missing first")
         return
-    device = settings.model.device
-    usable = True
-    for finding in probe_devices(device):
-        usable = usable and finding.verdict != "fail"
-        yield finding
-    if usable:
-        for finding in _kernels(settings.model):
-            usable = usable and finding.verdict != "fail"
-            yield finding
-        yield probe_memory(settings.cache, device)
+    from rekindle.cli import device_probes
+
+    yield from device_probes.probe_devices()
+    finding, chosen = device_probes.probe_choice(settings.model)
+    yield finding
+    if chosen is not None:
+        yield from _kernels(settings.model, chosen)
+        yield device_probes.probe_memory(settings.cache, chosen.memory)
     port = probe_port(settings.server)
     yield port
     yield probe_clock(newest_change(settings.store.directory()) if settings.store.enabled else None, time.time())
@@ -105,19 +101,16 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield from _store(settings)
     else:
         yield Finding("store", "warn", "off", "nothing survives a restart: give a directory by --store")
-    if usable:
-        yield from _model(settings, is_served=port.said.startswith(OURS))
+    if chosen is not None:
+        yield from _model(settings, chosen, is_served=port.said.startswith(OURS))
 
 
-def _kernels(settings: ModelSettings) -> Iterator[Finding]:
-    from rekindle.cli import model_probes
-    from rekindle.compute.load import choose_kernels
+def _kernels(settings: ModelSettings, chosen: Chosen) -> Iterator[Finding]:
+    from rekindle.cli import device_probes, model_probes
 
-    finding = model_probes.probe_kernel_library(settings)
-    yield finding
-    library = choose_kernels(settings).library if finding.verdict != "fail" else None
-    if library is not None:
-        yield model_probes.probe_kernel_speed(library, settings.threads)
+    yield device_probes.probe_kernel_library(chosen)
+    if chosen.kernels.library is not None:
+        yield model_probes.probe_kernel_speed(chosen.kernels.library, settings.threads)
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
@@ -133,21 +126,24 @@ def _store(settings: Settings) -> Iterator[Finding]:
     yield from disk_probes.probe_file_system(directory)
 
 
-def _model(settings: Settings, *, is_served: bool) -> Iterator[Finding]:
+def _model(settings: Settings, chosen: Chosen, *, is_served: bool) -> Iterator[Finding]:
     from rekindle.cli import disk_probes, model_probes
-    from rekindle.compute.load import choose_kernels
 
     findings, loaded = model_probes.probe_model(settings)
     yield from findings
     layers = model_probes.USUAL_LAYERS if loaded is None else loaded.spec.layout.layers
     dtype = model_probes.USUAL_DTYPE if loaded is None else loaded.dtype
-    place = model_probes.Place(settings.model.device, choose_kernels(settings.model).library)
+    place = model_probes.Place(chosen.device, chosen.compute)
+    if loaded is not None:
+        place = model_probes.Place(loaded.device, loaded.compute)
     yield from model_probes.probe_kernels(layers, dtype, place, settings.cache.block_tokens)
     if loaded is not None:
-        rates = model_probes.prefill_rates(loaded)
+        rates, steps = model_probes.measure_steps(loaded)
         rate = median(rates)
         said = f"{rate:,.0f} tokens a second in a prompt of {model_probes.PREFILL_TOKENS[1]}"
         yield judged(Finding("prefill", "ok", said), spread(rates))
+        said = f"{1e3 * median(steps):,.1f} ms for a token after it, on {place}"
+        yield judged(Finding("step", "ok", said), spread(steps))
         if settings.store.enabled and disk_probes.nearest(settings.store.directory()).is_dir():
             layout = loaded.spec.layout
             lock = disk_probes.probe_lock(settings.store, loaded.spec.fingerprint, is_served=is_served)
@@ -167,7 +163,7 @@ def _disk_speed(directory: Path, layout: KVLayout, rate: float) -> Finding:
     return judged(finding, max(spread(speed.read for speed in speeds), spread(speed.written for speed in speeds)))
 
 
-# Probes for this machine: versions, devices, memory, the clock, the port.
+# Probes for this machine: versions, the clock, the port.
 #
 # Every probe reports failures as findings instead of raising. Nothing here loads a model or touches the store.
 
@@ -229,45 +225,6 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
-
-
-def probe_devices(chosen: str) -> Iterator[Finding]:
-    """Report the processor and every accelerator torch finds; the chosen one must be usable."""
-    import torch
-
-    from rekindle.errors import ConfigError
-    from rekindle.model.device import check_device
-
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    capability = torch.backends.cpu.get_cpu_capability()
-    yield Finding("cpu", "ok", f"{cores} cores, {capability}, {torch.get_num_threads()} threads")
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        yield Finding(f"cuda:{index}", "ok", f"{name}, {show_bytes(free)} of {show_bytes(total)} free")
-    if torch.backends.mps.is_available():
-        yield Finding("mps", "ok", "found; an experiment, trust it when the self-test below passes")
-    try:
-        check_device(chosen)
-    except ConfigError as error:
-        yield Finding("device", "fail", str(error), "choose another with --device, or repair the driver")
-    else:
-        yield Finding("device", "ok", f"{chosen} is used")
-
-
-def probe_memory(settings: CacheSettings, device: str) -> Finding:
-    """Check whether there is memory for hot KV."""
-    from rekindle.engine.capacity import free_bytes, hot_budget
-
-    free, wanted = free_bytes(device), hot_budget(settings, device)
-    text = f"hot KV takes {show_bytes(wanted)} of {show_bytes(free)} free"
-    if wanted > free:
-        return Finding("memory", "fail", text, f"give less: --hot-bytes {free // 2 >> 20}MiB")
-    if settings.hot_bytes is None and wanted < SMALL_HOT_BYTES:
-        return Finding("memory", "warn", text, "few agents stay hot: free memory, or set --hot-bytes")
-    if wanted > 0.8 * free:
-        return Finding("memory", "warn", text, "little is left for the weights and the rest: lower --hot-bytes")
-    return Finding("memory", "ok", text)
 
 
 def probe_clock(newest: float | None, now: float) -> Finding:

@@ -18,13 +18,14 @@ from rekindle.cli.findings import Finding, several
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.compute.cpu.weights import loaded_bytes
-from rekindle.compute.load import choose_kernels, load_model
-from rekindle.config import ModelSettings, Settings
+from rekindle.compute.load import load_model
+from rekindle.config import Settings
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.loaded import BY_TORCH, Compute
 from rekindle.model.trial import interleaved_tables, sequence_step
 from rekindle.spec import KVLayout, LayerSpec
 
@@ -58,14 +59,14 @@ MANY_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What computes: a device, and on the CPU our kernels if there are any."""
+    """A device, and what computes there."""
 
     device: str
-    library: KernelLibrary | None = None
+    compute: Compute
 
     def __str__(self) -> str:
         """Its name in findings."""
-        return self.device if self.library is None else f"{self.device} ({self.library.level})"
+        return self.device if self.compute.level == BY_TORCH else f"{self.device} ({self.compute.level})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +95,6 @@ def load_for_doctor(settings: Settings) -> LoadedModel:
             max_context=settings.engine.max_context,
             format_map_dir=Path(scratch),
         )
-
-
-def probe_kernel_library(settings: ModelSettings) -> Finding:
-    """Check which kernels compute, and whether the processor could run faster ones."""
-    try:
-        kernels = choose_kernels(settings)
-    except ConfigError as error:
-        return Finding("kernels", "fail", str(error), "choose others with --kernels")
-    place = f"from {kernels.library.path}" if kernels.library is not None else ""
-    said = ", ".join(filter(None, (kernels.level, place, kernels.why_not)))
-    return Finding("kernels", "warn" if kernels.advice else "ok", said, kernels.advice)
 
 
 def probe_model(settings: Settings) -> tuple[list[Finding], LoadedModel | None]:
@@ -188,9 +178,9 @@ def compare_kernels(layer: LayerSpec, dtype: torch.dtype, place: Place, block_to
     v = torch.randn(*shape, layer.v_dim, generator=source).to(dtype)
     (blocks,), num_blocks = interleaved_tables(block_tokens, [NUM_TOKENS])
     outputs, arenas = [], []
-    for device, library in (("cpu", None), (place.device, place.library)):
-        arena = KVArena(layout, num_blocks, device)
-        attention = KernelCompute(library).attention(arena)
+    for device, compute in (("cpu", KernelCompute(None)), (place.device, place.compute)):
+        arena = compute.arena(layout, num_blocks, device)
+        attention = compute.attention(arena)
         plan = AttentionPlan(
             StepLayout([SequenceSpan(blocks, 0, NUM_TOKENS, 0)], layout.block_tokens, NUM_TOKENS), device
         )
@@ -222,22 +212,26 @@ def _bytes_differ(first: KVArena, second: KVArena) -> int:
     return sum(int(np.count_nonzero(a.cpu().numpy() != b.cpu().numpy())) for a, b in pairs)
 
 
-def prefill_rates(loaded: LoadedModel) -> list[float]:
-    """Measure prompt tokens computed per second several times, each in one step, after a warm-up; small prompts, so a
-    low estimate."""
+def measure_steps(loaded: LoadedModel) -> tuple[list[float], list[float]]:
+    """Measure several times, after a warm-up, prompt tokens a second in one step, and seconds of a token after it.
+
+    Small prompts, so a low estimate.
+    """
     layout, longest = loaded.spec.layout, min(sum(PREFILL_TOKENS), loaded.spec.max_context)
     (table,), num_blocks = interleaved_tables(layout.block_tokens, [longest])
     runner = loaded.compute.runner(loaded, loaded.compute.arena(layout, num_blocks, loaded.device))
     ids = torch.arange(longest) % loaded.spec.vocab_size
-    cut = min(PREFILL_TOKENS[0], longest // 2)
-    runner.forward([sequence_step(ids[:cut], 0, table, "last")])
 
-    def rate() -> float:
+    def seconds(start: int, end: int) -> float:
         began = time.perf_counter()
-        runner.forward([sequence_step(ids[cut:], cut, table, "last")])
-        return (longest - cut) / max(time.perf_counter() - began, math.ulp(1.0))
+        runner.forward([sequence_step(ids[start:end], start, table, "last")])
+        return max(time.perf_counter() - began, math.ulp(1.0))
 
-    return several(rate)
+    cut, last = min(PREFILL_TOKENS[0], longest // 2), longest - 1
+    seconds(0, cut)
+    rates = several(lambda: (longest - cut) / seconds(cut, longest))
+    seconds(last, longest)
+    return rates, several(lambda: seconds(last, longest))
 
 
 # Probe of `rekindle doctor`: what the kernels' linear layers reach of this machine's memory and arithmetic.

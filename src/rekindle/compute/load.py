@@ -19,19 +19,19 @@ from transformers import AutoConfig
 
 from rekindle import allocator
 from rekindle.compute.cpu import packed, weights
-from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.decoder import fuse_layers
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.saved_weights import ReadyWeights, SavedWeights
 from rekindle.compute.cpu.weights import loaded_bytes
+from rekindle.compute.devices import Chosen, choose_device, with_room
 from rekindle.config import ModelSettings
-from rekindle.errors import ConfigError, ModelRefused
+from rekindle.errors import ModelRefused
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, recurrent, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.auto_formats import auto_formats
+from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.described import end_ids, generation_config
-from rekindle.model.device import check_device
 from rekindle.model.fingerprint import (
     DigestCache,
     fingerprint,
@@ -67,26 +67,26 @@ def load_model(
     caller saves what is `unsaved` (None: nothing). `compute_dtype` overrides the setting; float64 is the reference.
     """
     register_attention()
-    check_device(settings.device)
-    bnb_linears.check(settings.weights, settings.device)
-    kernels = choose_kernels(settings)
+    place = choose_device(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    source, config = _named(settings)
+    source, config = _named(settings, place.device)
     rope, longest = geometry.rope_regime(config, max_context)
     directory = source.fetch()
+    place = _with_room(place, settings, directory, config, compute_dtype)
+    kernels, most_bytes, settings = place.kernels, place.memory.weight_bytes, replace(settings, device=place.device)
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     inputs = _inputs(directory, digests, config=config, rope=rope, tokenizer=tokenizer_digest(directory, digests))
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, inputs)
-    loaded, saved, ready, found, called = _loaded_and_probed(directory, config, saved, compute_dtype)
+    loaded, saved, ready, found, called = _loaded_and_probed(directory, config, saved, compute_dtype, most_bytes)
     model, settings = loaded.model, saved.settings
     recurrent.split_sequences(found.recurrent, block_tokens)
     if ready.chosen is None:
         linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
         chosen = _choose(linears, saved.setting, directory, longest, decision)
         ready = saved.pack(linears, chosen, ready.notes, loaded.names, loaded.grids)
-    notes = (*loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
-    notes += tuple(loaded.size_notes(settings.device, ready.weights, loaded_bytes(model)))
+    notes = (*place.notes, *loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
+    notes += tuple(loaded.size_notes(settings.device, ready.weights, loaded_bytes(model), most_bytes))
     native = formats.forced_formats(found, formats.native_format(found.dtype))
     known = inputs(dtype=found.dtype, weight_format=ready.weights)
     spec = ModelSpec(
@@ -100,8 +100,8 @@ def load_model(
         facts=_facts(model, config, directory, num_parameters=loaded.num_parameters, weights=ready.weights),
         made_from=shown_inputs(known),
     )
-    by, kept = KernelCompute(kernels.library), ready.unsaved
-    draft = LoadedModel(model, spec, directory, settings.device, found.dtype, "close", native, by, notes, unsaved=kept)
+    by, kept = place.compute, ready.unsaved
+    draft = LoadedModel(model, spec, directory, place.device, found.dtype, "close", native, by, notes, unsaved=kept)
     return _proved(_fused(draft), found, settings, format_map_dir)
 
 
@@ -130,16 +130,29 @@ def _probed(model: Any) -> tuple[geometry.Geometry, set[torch.nn.Module]]:
             return geometry.probe(model), called
 
 
-def _named(settings: ModelSettings) -> tuple[checkpoint.Source, Any]:
+def _named(settings: ModelSettings, device: str) -> tuple[checkpoint.Source, Any]:
     """The model that the settings name, and its config, which does not show that it cannot be served."""
+    bnb_linears.check(settings.weights, device)
     source = checkpoint.Source.find(settings.model, settings.revision)
     config = read_config(source.fetch_description())
     generation_config(source.fetch_description())  # refused by its name before transformers reads it
-    refuse_by_config(config, settings.device)
+    refuse_by_config(config, device)
     method = quantiser(config)
     if method is not None:
         bnb_linears.check_checkpoint(settings.weights, f"quantised by {method}")
     return source, config
+
+
+def _with_room(
+    place: Chosen, settings: ModelSettings, directory: Path, config: Any, compute_dtype: torch.dtype | None
+) -> Chosen:
+    """The processor in place of a card that `auto` took, if the weights do not fit there."""
+    if settings.device != "auto" or place.device == "cpu":
+        return place
+    form = CheckpointForm.of(checkpoint.weight_files(directory), config, replace(settings, device=place.device))
+    found = with_room(place, settings, form.needed_bytes(form.wanted_dtype(compute_dtype)[0]), place.memory)
+    refuse_by_config(config, found.device)
+    return found
 
 
 def _loaded_and_probed(
@@ -155,7 +168,13 @@ def _loaded_and_probed(
 
 
 def _loaded(
-    directory: Path, config: Any, saved: SavedWeights, compute_dtype: torch.dtype | None, *, coded: bool
+    directory: Path,
+    config: Any,
+    saved: SavedWeights,
+    compute_dtype: torch.dtype | None,
+    most_bytes: int,
+    *,
+    coded: bool,
 ) -> tuple[Weights, SavedWeights, ReadyWeights]:
     """The weights, with those in place that an earlier start packed, and what is saved of them by the final settings.
 
@@ -163,12 +182,13 @@ def _loaded(
     is read, so that no two layers have wide weights at a time.
     """
     settings, notes = saved.settings, tuple[str, ...]()
+    load = partial(load_weights, directory, config, settings, most_bytes=most_bytes)
     of_gguf = gguf_dtype(directory, config, settings, compute_dtype)
     if of_gguf is not None:
         early = replace(saved, keeps_codes=_fits(settings, *of_gguf, saved.kernels))
         found = early.find(of_gguf[0])
         if found.contents is not None and found.contents.tensors:
-            loaded = load_weights(directory, config, settings, compute_dtype, found.contents.tensors)
+            loaded = load(compute_dtype, found.contents.tensors)
             ready = early.place(loaded.model, found)
             if ready.chosen is not None:
                 wide_bytes = sum(each.nbytes for each in loaded.model.parameters())  # placeholders too
@@ -176,7 +196,7 @@ def _loaded(
                 return replace(loaded, wide_bytes=took), early, ready
             notes = ready.notes
         coded = coded and early.keeps_codes
-    loaded = load_weights(directory, config, settings, compute_dtype, coded=coded and of_gguf is not None)
+    loaded = load(compute_dtype, coded=coded and of_gguf is not None)
     dtype, is_wide = loaded.model.dtype, loaded.quantised is not None and loaded.is_wider
     if loaded.grids and coded and saved.kernels.library is not None:
         made = packed.pack_codes(loaded.model, LinearKernel(saved.kernels.library), shown_grids(loaded.grids), widened)
@@ -207,19 +227,6 @@ def _inputs(directory: Path, digests: DigestCache, **known: Any) -> partial[dict
     """`model_inputs` of a directory's files and of what is known; it takes `dtype` and `weight_format`."""
     files = [*checkpoint.weight_files(directory), *checkpoint.adapter_files(directory)]
     return partial(model_inputs, weights=[digests.digest(file) for file in files], **known)
-
-
-def choose_kernels(settings: ModelSettings) -> library.KernelChoice:
-    """Load the kernels that the settings name; ConfigError if those cannot be used, or not on this device."""
-    if torch.device(settings.device).type == "cpu":
-        chosen = library.load(settings.kernels)
-    elif settings.kernels in ("auto", "torch"):
-        chosen = library.KernelChoice(None)
-    else:
-        raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {settings.device}: leave it at auto")
-    if settings.weights in ("int8", "int4") and chosen.library is None:
-        raise ConfigError(f"weights={settings.weights} needs the kernels for the CPU, and what computes is {chosen}")
-    return chosen
 
 
 def _fused(draft: LoadedModel) -> LoadedModel:

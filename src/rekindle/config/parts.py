@@ -35,7 +35,11 @@ class ModelSettings:
         unset="bundled",
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")
-    device: str = computing("cpu", "where the model computes: cpu, cuda, cuda:1 or mps")
+    device: str = computing(
+        "auto",
+        "where the model computes: cpu, cuda, cuda:1, mps, or auto: on a card if kernels of ours run there",
+        detail="See [gpu.md](gpu.md).",
+    )
     dtype: Literal["auto", "bf16", "fp32"] = computing("auto", "precision of the model; auto: what the checkpoint has")
     kv: KVSetting = computing(
         "auto",
@@ -78,7 +82,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         need(self.model is None or bool(self.model.strip()), "model is empty: name a directory or a hub model")
-        need(bool(self.device), "device is empty: write cpu or cuda")
+        need(bool(self.device), "device is empty: write auto, cpu or cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,10 @@ class CacheSettings:
     """Hot memory and matching."""
 
     hot_bytes: int | None = computing(
-        None, "memory for hot KV, as 512MB or 4GiB", unset="a quarter of what is free, at most 4GiB", bounds=at_least(1)
+        None,
+        "memory for hot KV, as 512MB or 4GiB",
+        unset="a quarter of what is free, at most 4GiB; on a card what the weights leave",
+        bounds=at_least(1),
     )
     block_tokens: int = setting(64, "tokens in a block", bounds=Bounds(choices=(16, 32, 64, 128, 256)))
     reuse: Literal["on", "off"] = setting("on", "reuse stored KV", detail="`off`: every prompt is computed.")
@@ -250,7 +257,10 @@ class EngineSettings:
     )
     max_stall_s: float = computing(0.25, "longest stall of a running stream caused by another prompt", bounds=above(0))
     max_chunk_tokens: int | None = computing(
-        None, "prompt tokens in one step", unset="bounded by time alone", bounds=at_least(1)
+        None,
+        "prompt tokens in one step, as far as `max_stall_s` lets it be so long",
+        unset="512; on a card 2,048, or 8,192 with more than 40 GB",
+        bounds=at_least(1),
     )
     speculate: Literal["auto", "off"] = computing(
         "auto",

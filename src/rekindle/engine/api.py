@@ -67,7 +67,7 @@ class Engine:
             print(engine.generate("Once upon a time", max_tokens=4).text)
 
     Settings come as one value, or as keyword arguments, each named as in files: ConfigError for an unknown or invalid
-    one; once started, `settings` name the slot that `slot="auto"` claimed. `clock` gives chat templates the date.
+    one; once started, `settings` name the device and the slot that `auto` chose. `clock` gives chat templates the date.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Engine:
         else:
             parts = _front()(self._given, clock=self._clock)
         parts.start()
-        self.settings = replace(self._given, store=parts.store_settings)
+        model = replace(self._given.model, device=parts.device)
+        self.settings = replace(self._given, model=model, store=parts.store_settings)
         self._parts = parts
 
     def close(self) -> None:

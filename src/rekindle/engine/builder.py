@@ -67,11 +67,12 @@ BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for cached breakpoints
 class Computing:
     """What computes for an engine, here or at a `backend`, and what is known of it.
 
-    `arena` has the bytes of its blocks. A `store` of it is listed under `label`. `sampling` is for what requests leave
-    open. `new_core` builds its core, of the builder's other parts; `new_constraints` what constrains replies, from the
-    final encoder and its reply format.
+    `device`: where it computes. `arena` has the bytes of its blocks. A `store` of it is listed under `label`.
+    `sampling` is for what requests leave open. `new_core` builds its core, of the builder's other parts;
+    `new_constraints` what constrains replies, from the final encoder and its reply format.
     """
 
+    device: str
     spec: ModelSpec
     encoder: PromptEncoder
     arena: KVArena
@@ -123,6 +124,7 @@ class Builder:
             num_warm_agents = self.memory.open()
             self._started["agents"] = time.time()
             components = Components(
+                device=computing.device,
                 spec=spec,
                 encoder=self.encoder,
                 reply_format=self.renderer.form,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-import torch
-
 from rekindle.cache.blocks.windows import WindowSlots
-from rekindle.config import HOT_SHARE, MOST_HOT_BYTES, CacheSettings, StoreSettings
+from rekindle.config import CacheSettings, StoreSettings
 from rekindle.errors import ConfigError
-from rekindle.model.device import total_bytes
+from rekindle.model.device import Memory
 from rekindle.parts import LEAST_STATES, StatePart
 from rekindle.spec import ModelSpec
 
@@ -29,12 +26,12 @@ class HotSizes:
     max_context: int
 
 
-def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tokens: int) -> HotSizes:
+def capacity(settings: CacheSettings, spec: ModelSpec, memory: Memory, *, chunk_tokens: int) -> HotSizes:
     """Return the sizes of hot memory; a request may have the model's context, or the tokens that the blocks hold.
 
     At least one request can run, `chunk_tokens` at a time.
     """
-    layout, wanted = spec.layout, hot_budget(settings, device)
+    layout, wanted = spec.layout, settings.hot_bytes or memory.hot_bytes(chunk_tokens)
     num_blocks = wanted // layout.block_bytes
     if num_blocks < 2:
         need = 2 * layout.block_bytes
@@ -60,13 +57,12 @@ def capacity(settings: CacheSettings, spec: ModelSpec, device: str, *, chunk_tok
     return HotSizes(num_blocks, windows, min(spec.max_context, (num_blocks - 1) * layout.block_tokens))
 
 
-def check_budget(settings: CacheSettings, device: str) -> None:
+def check_budget(settings: CacheSettings, device: str, memory: Memory) -> None:
     """Raise ConfigError if hot KV is set larger than the device's memory; checked before a model is loaded."""
-    most = total_bytes(device)
-    if settings.hot_bytes is not None and settings.hot_bytes > most:
+    if settings.hot_bytes is not None and settings.hot_bytes > memory.total:
         raise ConfigError(
-            f"hot_bytes={settings.hot_bytes} is more than the memory of {device}, {most} bytes: give less, or leave "
-            "it out to have it sized by the free memory"
+            f"hot_bytes={settings.hot_bytes} is more than the memory of {device}, {memory.total} bytes: give less, or "
+            "leave it out to have it sized by the free memory"
         )
 
 
@@ -78,15 +74,3 @@ def check_disk(settings: StoreSettings, spec: ModelSpec) -> None:
             f"disk_bytes={settings.disk_bytes} holds less than one block of this model: give at least {least}, or "
             "store=off to do without a disk"
         )
-
-
-def hot_budget(settings: CacheSettings, device: str) -> int:
-    """Return the bytes hot KV may take: the setting, else a share of the free memory."""
-    return settings.hot_bytes or min(MOST_HOT_BYTES, int(HOT_SHARE * free_bytes(device)))
-
-
-def free_bytes(device: str) -> int:
-    """Return the free memory of the device, or of this machine."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -58,6 +58,7 @@ class Backend(Protocol):
 class Components:
     """The components of a running engine, used by `Engine`."""
 
+    device: str
     spec: ModelSpec
     encoder: PromptEncoder
     reply_format: ReplyFormat

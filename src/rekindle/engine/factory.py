@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-import torch
-
+from rekindle.compute.devices import choose_device
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
 from rekindle.engine.builder import Builder, Computing
@@ -21,7 +19,6 @@ from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.errors import ConfigError, StoreRefused
-from rekindle.model.device import check_device
 from rekindle.model.loaded import LoadedModel, Runner
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout
@@ -32,7 +29,6 @@ from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends
 from rekindle.tier.location import directory_of
 
-CHUNK_TOKENS = defaultdict(lambda: 512, cuda=2048)
 SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
 
 
@@ -40,8 +36,8 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     """Load and verify the model, open the store, connect the components; all or nothing."""
     started = {"imports": time.time()}
     use_store = settings.store.enabled and settings.cache.reuse == "on"
-    check_device(settings.model.device)
-    check_budget(settings.cache, settings.model.device)
+    place = choose_device(settings.model)
+    check_budget(settings.cache, place.device, place.memory)
     check_places(settings, use_store=use_store)
     loaded = load_model(
         settings.model,
@@ -52,11 +48,14 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     started["weights"] = time.time()
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
     spec = replace(loaded.spec, eos_ids=loaded.spec.eos_ids | find_reply_ends(encoder))
-    hot = capacity(settings.cache, spec, loaded.device, chunk_tokens=_chunk_tokens(settings, loaded.device))
+    memory = loaded.compute.memory(loaded.device)
+    chunk_tokens = settings.engine.max_chunk_tokens or memory.chunk_tokens
+    hot = capacity(settings.cache, spec, memory, chunk_tokens=chunk_tokens)
     if use_store:
         check_disk(settings.store, spec)
     arena = loaded.compute.arena(spec.layout, hot.num_blocks, loaded.device, hot.windows)
     computing = Computing(
+        device=loaded.device,
         spec=spec,
         encoder=encoder,
         arena=arena,
@@ -65,7 +64,9 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         promise=loaded.promise,
         label=spec.name,
         sampling=SamplingDefaults.read(loaded.directory, settings.model.sampling),
-        new_core=lambda parts: _core(settings, loaded, loaded.compute.runner(loaded, arena), parts),
+        new_core=lambda parts: _core(
+            settings, loaded, loaded.compute.runner(loaded, arena), parts, chunk_tokens=chunk_tokens
+        ),
         new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
         unsaved=loaded.unsaved,
     )
@@ -95,18 +96,14 @@ def chunk_multiple(layout: KVLayout) -> int:
     return layout.block_tokens if layout.states else 1
 
 
-def _chunk_tokens(settings: Settings, device: str) -> int:
-    return settings.engine.max_chunk_tokens or CHUNK_TOKENS[torch.device(device).type]
-
-
-def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builder) -> EngineCore:
+def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builder, *, chunk_tokens: int) -> EngineCore:
     return EngineCore(
         runner=runner,
         cache=parts.cache,
         scheduler=Scheduler(
             settings.engine,
             parts.costs,
-            max_chunk_tokens=_chunk_tokens(settings, loaded.device),
+            max_chunk_tokens=chunk_tokens,
             chunk_multiple=chunk_multiple(loaded.spec.layout),
             max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),
         ),

@@ -23,6 +23,7 @@ from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import ROW_MULTIPLE
 from rekindle.model.adjustments import History
 from rekindle.model.batch import SequenceStep
+from rekindle.model.device import Memory
 from rekindle.model.formats import LayerFormats
 from rekindle.model.sampler import SamplerState
 from rekindle.spec import KVLayout, ModelSpec
@@ -76,6 +77,9 @@ class Compute(Protocol):
     @property
     def digest(self) -> str | None:
         """A digest of code that is not in this package's Python; None if there is none."""
+
+    def memory(self, device: str) -> Memory:
+        """The memory of the device now."""
 
     def arena(
         self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()

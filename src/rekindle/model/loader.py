@@ -23,7 +23,6 @@ from rekindle.errors import ModelRefused
 from rekindle.model import bnb_linears, checkpoint, gguf, gguf_weights
 from rekindle.model.adapter import ATTENTION_NAME
 from rekindle.model.checkpoint_form import DECOMPRESSED, CheckpointForm
-from rekindle.model.device import total_bytes
 from rekindle.model.gguf_config import ARCHITECTURE
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.gguf_header import GgufHeader
@@ -57,14 +56,13 @@ class Weights:
         """Whether it took more memory than its files."""
         return self.wide_bytes > self.expected_bytes * BYTES_SLACK
 
-    def size_notes(self, device: str, weights: str, took: int) -> list[str]:
-        """Say why the weights take, or took, more than their files; ModelRefused if it is more than there is.
+    def size_notes(self, device: str, weights: str, took: int, most: int) -> list[str]:
+        """Say why the weights take, or took, more than their files; ModelRefused if it is more than there is room for.
 
-        `weights`: the format in which they are packed; `took`: their bytes in it.
+        `weights`: the format in which they are packed; `took`: their bytes in it, `most` that the device has for them.
         """
         if not self.is_wider:
             return []
-        most = total_bytes(device)
         why = "some weights were loaded wider than stored"
         if self.quantised is not None and weights == "codes":
             why = f"{self.quantised} has codes of 4 or 8 bits here, with a step for every 32"
@@ -72,7 +70,7 @@ class Weights:
             why = f"{self.quantised} is widened here, on {device}"
         if took > most:
             raise ModelRefused(
-                f"the weights take {took:,} bytes, and the memory of {device} is {most:,}: {why}; choose a smaller "
+                f"the weights take {took:,} bytes, and {device} has room for {most:,}: {why}; choose a smaller "
                 "model, or one in a form that stays small here"
             )
         if took * BYTES_SLACK < self.wide_bytes:
@@ -97,11 +95,12 @@ def load_weights(
     kept: Mapping[str, PlainTensor] | None = None,
     *,
     coded: bool = False,
+    most_bytes: int | None = None,
 ) -> Weights:
     """Load the weights of a model directory; ModelRefused with the reason if they cannot be, or are not all there.
 
     `kept`: all that an earlier start left of the weights of a GGUF file, which is not opened then. `coded`: what has
-    codes in a GGUF file gets placeholders, to be packed.
+    codes in a GGUF file gets placeholders, to be packed. More than `most_bytes` are refused before they are read.
     """
     files = checkpoint.weight_files(directory)
     adapters = checkpoint.adapter_files(directory)
@@ -111,13 +110,11 @@ def load_weights(
     if form.file is not None:
         bnb_linears.check_checkpoint(settings.weights, "a GGUF file")
     dtype, notes = form.wanted_dtype(compute_dtype)
-    _check_memory(form.expected_bytes(torch.bfloat16) if kept or coded else form.needed_bytes(dtype), settings)
+    needed = form.expected_bytes(torch.bfloat16) if kept or coded else form.needed_bytes(dtype)
+    _check_room(settings.device, needed, needed if most_bytes is None else most_bytes)
     found = _of_gguf(form, config, dtype, coded=coded) if not adapters and not kept else None
     state = as_tensors(kept) if kept else None if found is None else found.state
-    if state is None:
-        config, read = form.reading(dtype)
-    else:
-        read = {"state_dict": state}
+    config, read = form.reading(dtype) if state is None else (config, {"state_dict": state})
     model, report = _loaded(None if state is not None else directory, config, {"dtype": dtype, **read}, form.method)
     if form.is_widened and isinstance(dtype, torch.dtype):
         _widen_halves(model, dtype)
@@ -221,13 +218,12 @@ def _widen_halves(model: Any, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _check_memory(needed: int, settings: ModelSettings) -> None:
+def _check_room(device: str, needed: int, most: int) -> None:
     """Refuse weights that do not fit in the device's memory, before the system kills the process half-way."""
-    most = total_bytes(settings.device)
     if needed > most:
         raise ModelRefused(
-            f"the weights take {needed:,} bytes, and the memory of {settings.device} is {most:,}: choose a smaller "
-            "model, a quantised one, or dtype=bf16 where they are loaded as fp32"
+            f"the weights take {needed:,} bytes, and {device} has room for {most:,}: choose a smaller model, a "
+            "quantised one, or dtype=bf16 where they are loaded as fp32"
         )
 
 

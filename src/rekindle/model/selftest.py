@@ -8,7 +8,7 @@ One long chunk against odd pieces down to single tokens, alongside another seque
     none      not even that
 
 Where paths are not bitwise equal, those of single steps may still be: a row that decodes is `steady` if its bits depend
-neither on drafted rows behind it nor on other sequences in its step.
+neither on drafted rows after it nor on other sequences in its step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGE_MODEL = 1_000_000_000
 PIECES = (1, 2, 13, 64, 1, 1, 58, 3, 127, 1, 260)
 CLOSE_SHARE = 0.25
 STEADY_START = 64
-STEADY_ROWS = ((16, 0), (1, 15), (5, 40), (2, 130))  # of a sequence with its drafts, and of another one beside it
+STEADY_ROWS = ((16, 0), (1, 15), (5, 40), (2, 130))  # of a sequence with its drafts, and of another one in its step
 
 
 def self_test(loaded: LoadedModel) -> Proof:
@@ -81,14 +81,14 @@ def _is_steady(loaded: LoadedModel, count: int) -> bool:
     for table in tables[:2]:
         runner.forward([sequence_step(ids[:start], 0, table, "none")])
     alone = [runner.forward([sequence_step(ids[at : at + 1], at, tables[0], "all")]) for at in range(start, count)]
-    beside, at = [], start
+    together, at = [], start
     for drafted, other in STEADY_ROWS:
         step = sequence_step(ids[at : min(at + drafted, count)], at, tables[1], "all")
         company = [sequence_step(ids[:other], 0, tables[2], "none")] if other else []
-        beside += [runner.forward([*company, step])] if at < count else []
+        together += [runner.forward([*company, step])] if at < count else []
         at += drafted
     differing, _ = _differing_bytes(arena, tables[0], tables[1], count)
-    return not differing and torch.equal(torch.cat(alone), torch.cat(beside))
+    return not differing and torch.equal(torch.cat(alone), torch.cat(together))
 
 
 def _compare_bytes(loaded: LoadedModel, count: int, bounds: Sequence[tuple[int, int]]) -> tuple[int, int, bool]:

@@ -11,8 +11,10 @@ from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.cpu.fused_attention import FusedAttention
 from rekindle.compute.cpu.kernels import thread_pool
 from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.memory import memory_of
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
+from rekindle.model.device import Memory
 from rekindle.model.loaded import BY_TORCH, LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout
@@ -33,6 +35,10 @@ class KernelCompute:
     def digest(self) -> str | None:
         """That of the library."""
         return None if self.library is None else self.library.digest
+
+    def memory(self, device: str) -> Memory:
+        """As `Compute.memory`."""
+        return memory_of(device)
 
     def arena(
         self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()

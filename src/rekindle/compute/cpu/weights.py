@@ -125,7 +125,7 @@ class Linears:
         """
         if self.kernels.library is None:
             notes = [f"kernels: {self.kernels}"] if self.kernels.why_not else []
-            return [*notes, *self.described(chosen)] if bnb_linears.is_bnb(chosen.weights) else notes
+            return [*notes, *self.described(chosen)]
         kernel = LinearKernel(self.kernels.library)
         of_linears, of_experts = PACKED[chosen.weights]
         codes = grids if chosen.weights == "codes" else None

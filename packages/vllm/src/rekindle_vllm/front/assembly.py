@@ -119,6 +119,7 @@ def _computing(
         )
 
     return Computing(
+        device="cpu",
         spec=spec,
         encoder=encoder,
         arena=KVArena(spec.layout, num_blocks),

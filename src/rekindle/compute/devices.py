@@ -1,0 +1,141 @@
+"""Which device computes a model, and by what: `choose_device`.
+
+`auto` takes the first card if kernels of ours run there, and the processor otherwise; a card that is there and not
+taken is said in one line. A card that is named computes in any case, by torch alone if it must.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rekindle.compute.cpu.compute import KernelCompute
+from rekindle.compute.cpu.kernels import library
+from rekindle.config import ModelSettings, show_bytes
+from rekindle.errors import ConfigError
+from rekindle.model.device import Memory
+from rekindle.model.loaded import Compute
+
+DEVICE_NAME = re.compile(r"cpu|mps|cuda(:\d+)?")
+CARD = "cuda"  # the first one; ROCm has this name, too
+DRIVER = Path("/proc/driver/nvidia")
+SLOW = "device=cuda computes there by torch alone, which is slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A device by its name, what computes there, and notes on why for the banner.
+
+    `kernels`: those for the processor, which also pack weights.
+    """
+
+    device: str
+    compute: Compute
+    kernels: library.KernelChoice
+    notes: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the device now."""
+        return self.compute.memory(self.device)
+
+
+def choose_device(settings: ModelSettings) -> Chosen:
+    """Choose what computes; ConfigError if the device or the kernels that are named cannot be used."""
+    if settings.device != "auto":
+        check_device(settings.device)
+        return named_device(settings)
+    found = look_for_card()
+    return processor(settings) if found is None else choose(settings, found)
+
+
+def choose(settings: ModelSettings, found: Compute | str) -> Chosen:
+    """What `auto` chooses where there is a card, by what computes there, or why nothing of ours does."""
+    for name, given in (("kernels", settings.kernels), ("weights", settings.weights)):
+        if given in ("int8", "int4") or (name == "kernels" and given != "auto"):
+            found = f"{name}={given} is for the processor"
+    return processor(settings, found) if isinstance(found, str) else Chosen(CARD, found, library.KernelChoice(None))
+
+
+def processor(settings: ModelSettings, why: str | None = None) -> Chosen:
+    """The processor, and why no card."""
+    kernels = choose_kernels(settings, "cpu")
+    notes = () if why is None else (f"device: the processor computes, not the card: {why}",)
+    return Chosen("cpu", KernelCompute(kernels.library), kernels, notes)
+
+
+def with_room(chosen: Chosen, settings: ModelSettings, needed: int, memory: Memory) -> Chosen:
+    """The card that was chosen, or the processor if weights of so many bytes do not fit there."""
+    if needed <= memory.weight_bytes:
+        return chosen
+    room = f"the weights take {show_bytes(needed)}, and it has room for {show_bytes(memory.weight_bytes)}"
+    return processor(settings, room)
+
+
+def named_device(settings: ModelSettings) -> Chosen:
+    """What computes on the device that is named."""
+    kernels, device = choose_kernels(settings, settings.device), torch.device(settings.device)
+    found: Compute | str = kernels_on(device) if device.type == CARD and settings.kernels == "auto" else ""
+    if not isinstance(found, str):
+        return Chosen(settings.device, found, kernels)
+    notes = (f"device: torch alone computes on {settings.device}, which is slow: {found}",) if found else ()
+    return Chosen(settings.device, KernelCompute(kernels.library), kernels, notes)
+
+
+def look_for_card() -> Compute | str | None:
+    """What computes on the first card, why nothing of ours does, or None: there is none."""
+    if torch.cuda.is_available():
+        found = kernels_on(torch.device(CARD))
+        return f"{torch.cuda.get_device_name(CARD)}: {found}; {SLOW}" if isinstance(found, str) else found
+    if not is_card_seen():
+        return None
+    if torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} cannot use it: its driver is missing or too old"
+    return f"torch {torch.__version__} was built without CUDA: pip install torch triton from the wheels for CUDA"
+
+
+def is_card_seen(driver: Path = DRIVER, path: str | None = None) -> bool:
+    """Whether a driver for NVIDIA's cards lists one, or its tool can be found in these directories (None: PATH)."""
+    cards = driver / "gpus"
+    return (cards.is_dir() and any(cards.iterdir())) or shutil.which("nvidia-smi", path=path) is not None
+
+
+def kernels_on(device: torch.device) -> Compute | str:
+    """What computes on a card by kernels of ours; a reason where there is nothing."""
+    return f"there are no kernels for {device.type} yet"
+
+
+def choose_kernels(settings: ModelSettings, device: str) -> library.KernelChoice:
+    """Load the kernels that the settings name; ConfigError if those cannot be used, or not on this device."""
+    if torch.device(device).type == "cpu":
+        chosen = library.load(settings.kernels)
+    elif settings.kernels in ("auto", "torch"):
+        chosen = library.KernelChoice(None)
+    else:
+        raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {device}: leave it at auto")
+    if settings.weights in ("int8", "int4") and chosen.library is None:
+        raise ConfigError(f"weights={settings.weights} needs the kernels for the CPU, and what computes is {chosen}")
+    return chosen
+
+
+def check_device(name: str) -> None:
+    """Raise ConfigError unless torch can put a tensor on the device."""
+    refused = f"device={name} cannot be used: "
+    if DEVICE_NAME.fullmatch(name) is None:
+        raise ConfigError(f"{refused}write auto, cpu, cuda, or cuda:1 for the second of several")
+    kind, _, index = name.partition(":")
+    if kind != "cpu" and not (torch.cuda if kind == CARD else torch.backends.mps).is_available():
+        built = torch.backends.cuda.is_built() if kind == CARD else torch.backends.mps.is_built()
+        why = "finds no such device" if built else "was built without it"
+        raise ConfigError(f"{refused}torch {torch.__version__} {why}; device=cpu works everywhere")
+    if index and int(index) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"{refused}there are {count} of them, and cuda:{count - 1} is the last")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"{refused}{lines[0][:300]}; device=cpu works everywhere") from error
