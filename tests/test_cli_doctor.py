@@ -102,7 +102,7 @@ def test_kernels_that_cannot_run_fail_with_advice() -> None:
     assert (finding.verdict, "weights=int8" in finding.said, "--kernels" in finding.advice) == ("fail", True, True)
     assert chosen is None
     finding, chosen = device_probes.probe_choice(ModelSettings(kernels="torch"))
-    assert chosen is not None and finding == Finding("device", "ok", "cpu is used, by torch")
+    assert chosen is not None and finding == Finding("device", "ok", "cpu, by torch")
     assert device_probes.probe_kernel_library(chosen) == Finding("kernels", "ok", "torch")
 
 

@@ -43,14 +43,13 @@ def test_weights_may_take_what_leaves_room_for_16k_tokens() -> None:
 
 def test_auto_takes_a_card_on_which_kernels_of_ours_run() -> None:
     assert devices.choose(ModelSettings(), RUNS) == CARD
+    assert CARD.notes == ("device: cuda, by torch",)
 
 
 def test_what_keeps_a_card_from_computing_is_said_in_one_line() -> None:
     found = devices.choose(ModelSettings(), "its driver is too old")
-    assert (found.device, found.notes) == (
-        "cpu",
-        ("device: the processor computes, not the card: its driver is too old",),
-    )
+    assert found.device == "cpu"
+    assert found.notes == (f"device: cpu, by {found.compute.level}, not on the card: its driver is too old",)
 
 
 @pytest.mark.parametrize("given", [{"kernels": "torch"}, {"weights": "int8"}, {"weights": "int4"}], ids=str)

@@ -90,9 +90,8 @@ def probe_choice(settings: ModelSettings) -> tuple[Finding, Chosen | None]:
 
 def finding_of(chosen: Chosen) -> Finding:
     """What computes, and why nothing else."""
-    said = "; ".join((f"{chosen.device} is used, by {chosen.compute.level}", *chosen.notes))
-    advice = "docs/gpu.md says what a card needs; --device cpu leaves it out" if chosen.notes else ""
-    return Finding("device", "warn" if advice else "ok", said, advice)
+    advice = "docs/gpu.md says what a card needs; --device cpu leaves it out" if chosen.why_not else ""
+    return Finding("device", "warn" if advice else "ok", str(chosen), advice)
 
 
 def probe_kernel_library(chosen: Chosen) -> Finding:

@@ -28,7 +28,7 @@ SLOW = "device=cuda computes there by torch alone, which is slow"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A device by its name, what computes there, and notes on why for the banner.
+    """A device by its name, what computes there, and what speaks against a better choice, or "".
 
     `kernels`: those for the processor, which also pack weights.
     """
@@ -36,7 +36,15 @@ class Chosen:
     device: str
     compute: Compute
     kernels: library.KernelChoice
-    notes: tuple[str, ...] = ()
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join((self.device, f"by {self.compute.level}", *filter(None, [self.why_not])))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the banner: nothing where the processor computes and there is no other device."""
+        return () if self.device == "cpu" and not self.why_not else (f"device: {self}",)
 
     @property
     def memory(self) -> Memory:
@@ -61,11 +69,10 @@ def choose(settings: ModelSettings, found: Compute | str) -> Chosen:
     return processor(settings, found) if isinstance(found, str) else Chosen(CARD, found, library.KernelChoice(None))
 
 
-def processor(settings: ModelSettings, why: str | None = None) -> Chosen:
-    """The processor, and why no card."""
+def processor(settings: ModelSettings, why: str = "") -> Chosen:
+    """The processor, and why no card, if there is one."""
     kernels = choose_kernels(settings, "cpu")
-    notes = () if why is None else (f"device: the processor computes, not the card: {why}",)
-    return Chosen("cpu", KernelCompute(kernels.library), kernels, notes)
+    return Chosen("cpu", KernelCompute(kernels.library), kernels, why and f"not on the card: {why}")
 
 
 def with_room(chosen: Chosen, settings: ModelSettings, needed: int, memory: Memory) -> Chosen:
@@ -82,8 +89,7 @@ def named_device(settings: ModelSettings) -> Chosen:
     found: Compute | str = kernels_on(device) if device.type == CARD and settings.kernels == "auto" else ""
     if not isinstance(found, str):
         return Chosen(settings.device, found, kernels)
-    notes = (f"device: torch alone computes on {settings.device}, which is slow: {found}",) if found else ()
-    return Chosen(settings.device, KernelCompute(kernels.library), kernels, notes)
+    return Chosen(settings.device, KernelCompute(kernels.library), kernels, found and f"which is slow: {found}")
 
 
 def look_for_card() -> Compute | str | None:
