@@ -3,6 +3,7 @@
 from tools.defects.calls import STRICT_CALLS
 from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
+from tools.defects.devices import DEVICES
 from tools.defects.fleets import FLEET
 from tools.defects.front import FRONTS
 from tools.defects.gate import GATE
@@ -24,6 +25,7 @@ from tools.defects.windows import WINDOWS
 
 MUTANTS = (
     *COMPUTING,
+    *DEVICES,
     *SERVING,
     *KERNELS,
     *LAYERS,
