@@ -58,7 +58,7 @@ BY_SIZE = EngineSettings(max_stall_s=1e6)
 
 def load(directory: Path, dtype: str, kv: str) -> LoadedModel:
     """`kv` "native" keeps K and V as computed, also in float64, which no setting offers; ROUNDED: bf16 but weights."""
-    settings = ModelSettings(model=str(directory), threads=1, weights=ROUNDED.get(dtype, "native"))
+    settings = ModelSettings(model=str(directory), device="cpu", threads=1, weights=ROUNDED.get(dtype, "native"))
     dtype = "bf16" if dtype in ROUNDED else dtype
     object.__setattr__(settings, "kv", dtype if kv == "native" else kv)
     compute = DTYPES[dtype]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from rekindle.compute import devices
+from rekindle.compute.cpu import memory
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.devices import Chosen, choose_device
-from rekindle.config import ModelSettings, show_bytes
+from rekindle.compute.devices import Chosen, choose_device, with_room
+from rekindle.compute.load import read_config
+from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.model.device import Memory
 
@@ -64,14 +67,20 @@ def test_settings_of_the_processor_leave_the_card_alone(given: dict[str, str]) -
     assert found.device == "cpu" and f"{name}={value} is for the processor" in found.notes[0]
 
 
-def test_weights_that_do_not_fit_on_a_card_go_to_the_processor() -> None:
-    most = OF_24_GB.weight_bytes
-    assert devices.with_room(CARD, ModelSettings(), most, OF_24_GB) is CARD
-    found = devices.with_room(CARD, ModelSettings(), most + 1, OF_24_GB)
-    assert (
-        found.device == "cpu"
-        and f"take {show_bytes(most + 1)}, and it has room for {show_bytes(most)}" in found.notes[0]
-    )
+def test_weights_that_do_not_fit_on_a_card_go_to_the_processor(
+    model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`meta` stands for a card: what is read as its memory is that of the machine, with a limit."""
+    directory, limit, place = model_dir("llama", "bf16"), tmp_path / "memory.max", replace(CARD, device="meta")
+    needed = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    monkeypatch.setattr(memory, "LIMITS", (limit,))
+
+    def found(most: int, device: str = "auto") -> Chosen:
+        limit.write_text(f"{most}\n")
+        return with_room(place, ModelSettings(device=device), directory, read_config(directory), None)
+
+    assert found(needed) is place and found(10, device="meta") is place
+    assert found(10).device == "cpu" and "and it has room for 10 B" in found(10).notes[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or devices.is_card_seen(), reason="this machine has a card")

@@ -17,7 +17,7 @@ DEVICES = (
     one(
         "weights of any size go to a card",
         "compute/devices.py",
-        "    if needed <= memory.weight_bytes:\n",
+        "    if needed <= most:\n",
         "    if True:\n",
         f"{CHOICE}::test_weights_that_do_not_fit_on_a_card_go_to_the_processor",
     ),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,8 +18,11 @@ from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels import library
 from rekindle.config import ModelSettings, show_bytes
 from rekindle.errors import ConfigError
+from rekindle.model.checkpoint import weight_files
+from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.device import Memory
 from rekindle.model.loaded import Compute
+from rekindle.model.refusals import refuse_by_config
 
 DEVICE_NAME = re.compile(r"cpu|mps|cuda(:\d+)?")
 CARD = "cuda"  # the first one; ROCm has this name, too
@@ -45,6 +49,10 @@ class Chosen:
     def notes(self) -> tuple[str, ...]:
         """For the banner: nothing where the processor computes and there is no other device."""
         return () if self.device == "cpu" and not self.why_not else (f"device: {self}",)
+
+    def named(self, settings: ModelSettings) -> ModelSettings:
+        """Settings that name this device."""
+        return settings if settings.device == self.device else replace(settings, device=self.device)
 
     @property
     def memory(self) -> Memory:
@@ -75,12 +83,18 @@ def processor(settings: ModelSettings, why: str = "") -> Chosen:
     return Chosen("cpu", KernelCompute(kernels.library), kernels, why and f"not on the card: {why}")
 
 
-def with_room(chosen: Chosen, settings: ModelSettings, needed: int, memory: Memory) -> Chosen:
-    """The card that was chosen, or the processor if weights of so many bytes do not fit there."""
-    if needed <= memory.weight_bytes:
+def with_room(
+    chosen: Chosen, settings: ModelSettings, directory: Path, config: Any, compute_dtype: torch.dtype | None
+) -> Chosen:
+    """The processor in place of a card that `auto` chose, if the weights in this directory do not fit there."""
+    if settings.device != "auto" or chosen.device == "cpu":
         return chosen
-    room = f"the weights take {show_bytes(needed)}, and it has room for {show_bytes(memory.weight_bytes)}"
-    return processor(settings, room)
+    form = CheckpointForm.of(weight_files(directory), config, chosen.named(settings))
+    needed, most = form.needed_bytes(form.wanted_dtype(compute_dtype)[0]), chosen.memory.weight_bytes
+    if needed <= most:
+        return chosen
+    refuse_by_config(config, "cpu")
+    return processor(settings, f"the weights take {show_bytes(needed)}, and it has room for {show_bytes(most)}")
 
 
 def named_device(settings: ModelSettings) -> Chosen:
@@ -101,7 +115,7 @@ def look_for_card() -> Compute | str | None:
         return None
     if torch.backends.cuda.is_built():
         return f"torch {torch.__version__} cannot use it: its driver is missing or too old"
-    return f"torch {torch.__version__} was built without CUDA: pip install torch triton from the wheels for CUDA"
+    return f"torch {torch.__version__} was built without CUDA: install one that has it, and Triton (docs/gpu.md)"
 
 
 def is_card_seen(driver: Path = DRIVER, path: str | None = None) -> bool:

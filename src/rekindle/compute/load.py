@@ -24,13 +24,12 @@ from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.saved_weights import ReadyWeights, SavedWeights
 from rekindle.compute.cpu.weights import loaded_bytes
-from rekindle.compute.devices import Chosen, choose_device, with_room
+from rekindle.compute.devices import choose_device, with_room
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, recurrent, trial
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.auto_formats import auto_formats
-from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.described import end_ids, generation_config
 from rekindle.model.fingerprint import (
     DigestCache,
@@ -73,8 +72,8 @@ def load_model(
     source, config = _named(settings, place.device)
     rope, longest = geometry.rope_regime(config, max_context)
     directory = source.fetch()
-    place = _with_room(place, settings, directory, config, compute_dtype)
-    kernels, most_bytes, settings = place.kernels, place.memory.weight_bytes, replace(settings, device=place.device)
+    place = with_room(place, settings, directory, config, compute_dtype)
+    kernels, most_bytes, settings = place.kernels, place.memory.weight_bytes, place.named(settings)
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     inputs = _inputs(directory, digests, config=config, rope=rope, tokenizer=tokenizer_digest(directory, digests))
     saved = SavedWeights(format_map_dir, source.key, settings, kernels, inputs)
@@ -141,18 +140,6 @@ def _named(settings: ModelSettings, device: str) -> tuple[checkpoint.Source, Any
     if method is not None:
         bnb_linears.check_checkpoint(settings.weights, f"quantised by {method}")
     return source, config
-
-
-def _with_room(
-    place: Chosen, settings: ModelSettings, directory: Path, config: Any, compute_dtype: torch.dtype | None
-) -> Chosen:
-    """The processor in place of a card that `auto` took, if the weights do not fit there."""
-    if settings.device != "auto" or place.device == "cpu":
-        return place
-    form = CheckpointForm.of(checkpoint.weight_files(directory), config, replace(settings, device=place.device))
-    found = with_room(place, settings, form.needed_bytes(form.wanted_dtype(compute_dtype)[0]), place.memory)
-    refuse_by_config(config, found.device)
-    return found
 
 
 def _loaded_and_probed(

@@ -61,7 +61,7 @@ class ModelSettings:
     )
     kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"] = computing(
         "auto",
-        "CPU kernels, by their instructions, or torch alone; auto: the fastest that run here",
+        "CPU kernels, by their instructions, or torch alone; auto: the fastest that run here, also on a card",
         detail="Kernels that cannot run are an error. `rekindle doctor` says which ones run, and what is missing.",
     )
     sampling: Literal["model", "openai"] = setting(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from rekindle.compute.devices import choose_device
 from rekindle.model.checkpoint import Source
 from rekindle.model.checkpoint_form import DTYPES
 from rekindle.model.gguf import gguf_in
@@ -37,7 +38,7 @@ def load(job: Job) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=DTYPES.get(settings.dtype, "auto"), gguf_file=None if own is None else own.name
     )
-    return model.to(settings.device).eval()
+    return model.to(choose_device(settings).device).eval()
 
 
 class Baseline:
