@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml $(WHEELS:=/pyproject.toml)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick gate long lint types models real mutants torture kernels fleet fleet-env clean
+.PHONY: demo test quick gate long lint types models real gpu mutants torture kernels fleet fleet-env clean
 
 demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -44,6 +44,12 @@ models: kernels
 real: kernels
 	$(BIN)/python -m tools.real_models
 	REAL=all $(BIN)/python -m pytest --timeout 1800 tests/real $(TESTS)
+
+# Everything that a card can show: kernels against the processor's bytes and definitions, bits in company, the demo.
+gpu: kernels
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/cuda $(TESTS)
+	$(BIN)/rekindle doctor --device cuda
+	$(BIN)/rekindle demo --device cuda $(DEMO_FLAGS)
 
 mutants: kernels
 	$(BIN)/python -m tools.mutants

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,12 @@ def is_card_seen(driver: Path = DRIVER, path: str | None = None) -> bool:
     return (cards.is_dir() and any(cards.iterdir())) or shutil.which("nvidia-smi", path=path) is not None
 
 
+@cache
 def kernels_on(device: torch.device) -> Compute | str:
     """What computes on a card by kernels of ours; a reason where there is nothing."""
-    return f"there are no kernels for {device.type} yet"
+    from rekindle.compute.cuda.compute import triton_compute
+
+    return triton_compute(device)
 
 
 def choose_kernels(settings: ModelSettings, device: str) -> library.KernelChoice:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.compute.cpu.memory import memory_of
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.device import Memory
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
@@ -39,6 +41,10 @@ class TritonCompute:
     def digest(self) -> str:
         """What the bits depend on, apart from this package."""
         return f"{self.compiler}, {self.card}"
+
+    def memory(self, device: str) -> Memory:
+        """As `Compute.memory`."""
+        return memory_of(device)
 
     def arena(
         self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
