@@ -12,7 +12,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.request import Request
 from rekindle.engine.types import GenerationRequest
 from rekindle.model.params import SamplingParams
-from rekindle.store.values import SequenceRecord
+from rekindle.store.values import Place, SequenceRecord
 from rekindle.worker import Death, Worker
 from tests.tiny_models import tiny_model_dir
 
@@ -76,7 +76,8 @@ class FatalRecord(SequenceRecord):
 class FatalBlock:
     """For a reader of the store."""
 
-    slots = identity = property(raising(Panic))
+    places = (Place(0, 0, 0),)
+    identity = property(raising(Panic))
 
 
 def poison(engine: Engine, thread: str) -> Worker:

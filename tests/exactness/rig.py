@@ -20,6 +20,7 @@ import torch
 from rekindle.cache.blocks.hashing import Ids, chain_hashes
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.compute.cpu.kernels.records import record_reader
 from rekindle.compute.load import load_model
 from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.blocks.loads import Load
@@ -120,7 +121,12 @@ class Rig:
             fingerprint = self.loaded.spec.fingerprint
             settings = StoreSettings(dir=self.store_dir)
             self.store = WarmStore.open(
-                self.store_dir, fingerprint=fingerprint, layout=layout, settings=settings, fs=self.fs
+                self.store_dir,
+                fingerprint=fingerprint,
+                layout=layout,
+                settings=settings,
+                fs=self.fs,
+                read_records=record_reader("auto") if self.fs is None else None,
             )
             self.store.start()
         self.cache = PrefixCache(

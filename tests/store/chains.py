@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, chain_hashes, root_hash, tail_hash
+from rekindle.compute.cpu.kernels.records import record_reader
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout, LayerSpec
 from rekindle.store.files.records import RecordFormat
@@ -47,9 +49,13 @@ def open_store(
     on_saved: OnSaved = ignore,
     on_lost: OnLost = ignore,
     layout: KVLayout = LAYOUT,
+    kernels: Literal["auto", "torch"] = "auto",
     **settings: float,
 ) -> WarmStore:
-    """An open store of the tiny layout, not started; few slots a shard, so that several are in play."""
+    """An open store of the tiny layout, not started; few slots a shard, so that several are in play.
+
+    `kernels`: whether these read its records, if there are some, or Python.
+    """
     return WarmStore.open(
         directory,
         fingerprint=FINGERPRINT,
@@ -62,6 +68,7 @@ def open_store(
         namespaces=namespaces,
         on_saved=on_saved,
         on_lost=on_lost,
+        read_records=record_reader(kernels),
     )
 
 

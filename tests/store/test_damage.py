@@ -42,10 +42,11 @@ def record_at(path: Path, name: bytes) -> int:
     return content.rindex(MAGIC, 0, content.index(name))
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("victim", [0, 2, 4])
 def test_a_flipped_bit_shortens_the_prefix(
-    opened: Opened, place: Path, part: int, victim: int, caplog: pytest.LogCaptureFixture
+    opened: Opened, place: Path, part: int, victim: int, kernels: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     chain = saved(opened)
     path = next(p for p in place.glob(f"blocks-{part}-*") if chain.blocks[victim].identity.hash in p.read_bytes())
@@ -54,7 +55,7 @@ def test_a_flipped_bit_shortens_the_prefix(
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 16]))
-    store = opened()
+    store = opened(kernels=kernels)
     known = store.locate(chain.full_names, parent=chain.root, ids=chain.ids[: 5 * SIZE])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -174,7 +175,7 @@ def test_a_damaged_page_of_the_index_is_no_error(opened: Opened, place: Path, nu
 
 @pytest.mark.parametrize("again", ["gone", "saved again elsewhere"])
 def test_slots_reused_while_a_load_is_under_way_are_not_delivered(opened: Opened, again: str) -> None:
-    store = opened()
+    store = opened(readers=1)
     chain = Chain.of(store, range((RUN_BLOCKS + 2) * SIZE))
     save(store, chain)
     found = store.locate(chain.full_names, parent=chain.root, ids=chain.ids)

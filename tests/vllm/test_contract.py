@@ -144,7 +144,7 @@ def test_a_load_that_several_threads_read_ends_at_its_first_bad_record(stores: S
     assert good == (len(blocks) if bad is None else bad) and len(blocks) == 6
     for number, row in enumerate(rows[:good]):
         assert np.array_equal(row, expected_rows(owner.layout, ids[: (number + 1) * RECORD]))
-    assert owner.begin_load(owner.plan_load([]), 0, []).result(0) == 0
+    assert owner.begin_load(owner.plan_load([]), 0, []).result(10) == 0
 
 
 def test_nothing_is_saved_that_was_computed_after_a_failed_load(stores: Stores) -> None:

@@ -143,6 +143,27 @@ SERVING = (
         (CRASHES,),
     ),
     one(
+        "records that the kernels refuse are used",
+        "store/threads/readers.py",
+        "and not self._read_slowly(wanted[at], buffers)",
+        "and False",
+        "tests/store/test_readers.py::test_damage_of_any_region_is_found_and_nothing_of_it_stays[auto-0]",
+    ),
+    one(
+        "bytes that failed their checksum stay in hot memory",
+        "store/threads/readers.py",
+        "        wanted.payload[:] = 0\n",
+        "",
+        "tests/store/test_readers.py::test_damage_of_any_region_is_found_and_nothing_of_it_stays[auto-0]",
+    ),
+    one(
+        "what was read after a bad block counts",
+        "store/threads/readers.py",
+        "min(self._end, bad)",
+        "max(self._end, bad)",
+        "tests/store/test_readers.py::test_a_load_ends_at_its_first_bad_block_whoever_is_faster",
+    ),
+    one(
         "names of new shards not synced",
         "store/files/shards.py",
         "            self._fs.sync_directory(self._directory)\n",

@@ -46,6 +46,7 @@ from rekindle.matching.matcher import Matcher
 from rekindle.model.loaded import Promise, Unsaved
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
+from rekindle.store.files.shards import ReadRecords
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
 from rekindle.store.warm import WarmStore
 from rekindle.text.constraints.matcher import Constraints
@@ -69,7 +70,8 @@ class Computing:
 
     `device`: where it computes. `arena` has the bytes of its blocks. A `store` of it is listed under `label`.
     `sampling` is for what requests leave open. `new_core` builds its core, of the builder's other parts;
-    `new_constraints` what constrains replies, from the final encoder and its reply format.
+    `new_constraints` what constrains replies, from the final encoder and its reply format. `read_records`: as
+    `WarmStore.open` has it.
     """
 
     device: str
@@ -85,6 +87,7 @@ class Computing:
     new_constraints: Callable[[PromptEncoder, ReplyFormat], Constraints]
     unsaved: Unsaved | None = None
     backend: Backend | None = None
+    read_records: ReadRecords | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ class Builder:
                 made_from=spec.made_from,
                 on_saved=self._turn_saved,
                 on_lost=lambda *turn: self.intake.turn_lost(*turn),
+                read_records=self._computing.read_records,
             )
 
         slots = ReplicaSlots(given, spec.fingerprint)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
+from rekindle.compute.cpu.kernels.records import record_reader
 from rekindle.compute.devices import choose_device
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
@@ -69,6 +70,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         ),
         new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
         unsaved=loaded.unsaved,
+        read_records=record_reader(settings.model.kernels),
     )
     try:
         return Builder(settings, computing, started, use_store=use_store).components

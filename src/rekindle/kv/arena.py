@@ -104,6 +104,7 @@ class KVArena:
             self.parts = tuple(
                 _zeros(self.num_rows(part.index), part.payload_bytes, self.device) for part in layout.parts
             )
+            self._on_host = [part.numpy() for part in self.parts] if self.device.type == "cpu" else []
             self._layers = {
                 spec.index: self._layer_view(part, position)
                 for part, part_layout in enumerate(layout.parts)
@@ -199,6 +200,13 @@ class KVArena:
             self.read(each.block, each.part, each.num_tokens, each.payload)
         return at_once
 
+    def room(self, block: int, part: int) -> np.ndarray:
+        """Where a payload uint8 [payload_bytes] may be put for `copy_in`: on a CPU, where it will stay. Any thread."""
+        if self._on_host:
+            row: np.ndarray = self._on_host[part][self.row(part, block)]
+            return row
+        return np.empty(self.layout.parts[part].payload_bytes, dtype=np.uint8)
+
     def copy_in(self, parts: Sequence[BlockPart]) -> None:
         """Replace these parts by their payloads (may be read-only); they are there when it returns. Any thread."""
         for each in parts:
@@ -220,11 +228,10 @@ class KVArena:
 
     def write(self, block: int, part: int, data: np.ndarray) -> None:
         """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only) that `read` produced."""
-        row = self.parts[part][self.row(part, block)]
-        if self.device.type == "cpu":
-            np.copyto(row.numpy(), data)
-        else:
-            row.copy_(torch.from_numpy(data.copy()))
+        if not self._on_host:
+            self.parts[part][self.row(part, block)].copy_(torch.from_numpy(data.copy()))
+        elif not np.may_share_memory(data, row := self._on_host[part][self.row(part, block)]):
+            row[:] = data
 
     def wipe(self, block: int, first_token: int = 0) -> None:
         """Zero a block from token `first_token` on, in the parts that it has and all their layers."""

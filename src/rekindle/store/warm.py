@@ -30,14 +30,14 @@ from rekindle.store.commands import StoreChange
 from rekindle.store.files.damage import INDEX_DAMAGE, IndexDamage, kind_of, refusal
 from rekindle.store.files.description import Description, describe
 from rekindle.store.files.directory import StoreDirectory
-from rekindle.store.files.shards import SHARD_BYTES
+from rekindle.store.files.shards import SHARD_BYTES, ReadRecords
 from rekindle.store.files.sync import FileSystem, OsFileSystem
 from rekindle.store.maintenance.check import check_index, damaged_blocks
 from rekindle.store.maintenance.opening import OpenedStore, open_store
 from rekindle.store.maintenance.room import OnLost, ignore
 from rekindle.store.maintenance.stale import collect_stale
 from rekindle.store.rows.schema import agent_key
-from rekindle.store.threads.readers import Deliver, Done, Readers
+from rekindle.store.threads.readers import Deliver, Done, Readers, Room
 from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.threads.writer import Clock, OnSaved, Writer
 from rekindle.store.values import BlockBytes, PurgeProof, SavingBlock, SequenceRecord, StoredBlock, StoreStats
@@ -113,6 +113,7 @@ class WarmStore:
         disk_bytes: int,
         on_saved: OnSaved,
         on_lost: OnLost,
+        read_records: ReadRecords | None,
     ) -> None:
         self.secret = parts.place.secret
         self._parts = parts
@@ -131,7 +132,7 @@ class WarmStore:
             on_lost=on_lost,
             text_files=text_files,
         )
-        self.readers = Readers(parts.shards, settings.readers, self._found_bad)
+        self.readers = Readers(parts.shards, settings.readers, self._found_bad, read_records)
         self.closed = False
         self._unsaved_evicted = 0
         self._bad_records = 0
@@ -153,6 +154,7 @@ class WarmStore:
         made_from: Mapping[str, str] = NOTHING,
         on_saved: OnSaved = ignore,
         on_lost: OnLost = ignore,
+        read_records: ReadRecords | None = None,
     ) -> WarmStore:
         """Open or create the store of `fingerprint` below `directory`; reads the index, no records.
 
@@ -163,7 +165,7 @@ class WarmStore:
 
         The writer calls `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable, and `on_lost(…)` when
         eviction has shortened a branch: `num_tokens` of it are still durable, 0 if it is gone; the transaction is
-        committed by then.
+        committed by then. `read_records` of the kernels reads what is loaded; without one, Python does.
         """
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
@@ -173,9 +175,8 @@ class WarmStore:
             parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, clock=clock, fs=fs)
             disk_bytes = parts.budget(settings.disk_bytes, fs)
-            return cls(
-                parts, described, settings, clock=clock, disk_bytes=disk_bytes, on_saved=on_saved, on_lost=on_lost
-            )
+            given: Any = {"on_saved": on_saved, "on_lost": on_lost, "read_records": read_records}
+            return cls(parts, described, settings, clock=clock, disk_bytes=disk_bytes, **given)
         except OSError as error:
             place.release()
             raise refusal(error, f"the store {place.path} cannot be opened: {error}") from error
@@ -295,14 +296,15 @@ class WarmStore:
         found = self._query(lambda: self.index.nearest_child(parent, ids), None)
         return None if found is None or self.writer.is_bad(found[0].identity.hash) else found
 
-    def load(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done) -> None:
-        """Read the given parts of blocks on a reader thread: `deliver(i, payloads)` with several from the i-th on, of
-        each the payloads of its parts, in order, then `done(num_good)`, once.
+    def load(self, blocks: Sequence[StoredBlock], deliver: Deliver, done: Done, room: Room | None = None) -> None:
+        """Read the given parts of blocks on the reader threads, then call `done(num_good)`, once.
 
-        Only intact blocks with the expected ids are delivered; the first other one ends the load. Payloads
-        [payload_bytes] are valid only during the call.
+        A run of them from the i-th on is read to where `room(i, blocks)` has the payloads [payload_bytes] of their
+        parts, without it to new memory; `deliver(i, payloads)` gets the leading intact ones. Several threads serve
+        several runs, in any order. The first `num_good` blocks are intact and have the expected ids; of those after
+        them some may have been delivered.
         """
-        self.readers.put(blocks, deliver, done)
+        self.readers.put(blocks, deliver, done, room)
 
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without token ids."""

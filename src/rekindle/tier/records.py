@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -57,16 +58,16 @@ class Records:
 
     def read(self, blocks: Sequence[StoredBlock]) -> list[tuple[str, bytes]]:
         """Return the records of blocks with the names of their objects; those before the first damaged one."""
-        read: list[tuple[str, bytes]] = []
-        done = threading.Event()
-
-        def deliver(first: int, run: Sequence[Mapping[int, Bytes]]) -> None:
-            for block, payloads in zip(blocks[first:], run, strict=False):
-                for part, payload in payloads.items():
-                    read.append((block_name(block.identity.hash, part), self._encoded(block, part, payload)))
-
-        self._store.load(blocks, deliver, lambda num_good: done.set())
-        return read if done.wait(LOAD_S) else []
+        read: dict[int, Mapping[int, Bytes]] = {}
+        num_good: Future[int] = Future()
+        self._store.load(blocks, lambda first, run: read.update(enumerate(run, first)), num_good.set_result)
+        with contextlib.suppress(TimeoutError):
+            return [
+                (block_name(blocks[number].identity.hash, part), self._encoded(blocks[number], part, payload))
+                for number in range(num_good.result(LOAD_S))
+                for part, payload in read.pop(number).items()
+            ]
+        return []
 
     def _encoded(self, block: StoredBlock, part: int, payload: Bytes) -> bytes:
         record_format = self._formats[part]

@@ -11,16 +11,16 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds
+from rekindle.compute.cpu.kernels.records import record_reader
 from rekindle.config import StoreSettings
 from rekindle.spec import KVLayout
 from rekindle.store.values import BlockBytes, SequenceRecord, StoredBlock, StoreStats
@@ -70,6 +70,7 @@ class RecordOwner:
             model=model,
             namespaces=namespaces,
             on_lost=branches.lost,
+            read_records=record_reader("auto"),
         )
         branches.restore(store.sequences())
         store.start()
@@ -119,15 +120,15 @@ class RecordOwner:
     def begin_load(self, key: int, first: int, rows: Sequence[Bytes]) -> Future[int]:
         """Read records of a key from the `first` on into `rows` [payload_bytes]; the result: how many were intact.
 
-        The rows may not be read or changed before. All readers of the store take part.
+        The rows may not be read or changed before.
         """
-        wanted = self._loads[key][first : first + len(rows)]
-        size = max(1, -(-len(wanted) // len(self.store.readers.workers)))
-        runs = [slice(at, min(at + size, len(wanted))) for at in range(0, len(wanted), size)]
-        gathered = _Gathered([run.stop - run.start for run in runs])
-        for number, run in enumerate(runs):
-            self.store.load(wanted[run], partial(_deliver, rows[run]), partial(gathered.put, number))
-        return gathered.count
+        wanted, count = self._loads[key][first : first + len(rows)], Future[int]()
+
+        def room(at: int, run: Sequence[StoredBlock]) -> list[dict[int, Bytes]]:
+            return [dict.fromkeys(block.parts, row) for block, row in zip(run, rows[at:], strict=False)]
+
+        self.store.load(wanted, lambda at, run: None, count.set_result, room)
+        return count
 
     def save(self, key: int, first: int, rows: Sequence[Bytes], deadline: float) -> int:
         """Queue payloads of a key's records from the `first` on for saving; return how many were taken.
@@ -184,31 +185,3 @@ class RecordOwner:
     def close(self) -> None:
         """Save what is queued and release the directory. Closing twice is safe."""
         self.store.close()
-
-
-class _Gathered:
-    """How many leading records of several runs of these sizes are intact, once all runs are read. Any thread."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._good: dict[int, int] = {}
-        self._lock = threading.Lock()
-        self.count: Future[int] = Future()
-        if not sizes:
-            self.count.set_result(0)
-
-    def put(self, run: int, num_good: int) -> None:
-        """A run is read."""
-        with self._lock:
-            self._good[run] = num_good
-            is_last = len(self._good) == len(self._sizes)
-        if is_last:
-            good = [self._good[number] for number in range(len(self._sizes))]
-            short = next((number for number, size in enumerate(self._sizes) if good[number] < size), len(good))
-            self.count.set_result(sum(good[: short + 1]))
-
-
-def _deliver(rows: Sequence[Bytes], first: int, run: Sequence[Mapping[int, Bytes]]) -> None:
-    for number, payloads in enumerate(run, first):
-        for payload in payloads.values():
-            rows[number][:] = payload

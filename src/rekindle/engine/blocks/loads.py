@@ -1,8 +1,8 @@
 """Blocks on their way from disk to memory.
 
-Owns which blocks are being read, and for which sequence. A load owns its target blocks and holds their ancestors until
-its reader reports, even if the sequence has ended. Called by the engine thread; the bytes arrive on the store's
-threads.
+Owns which blocks are being read, where to, and for which sequence. A load owns its target blocks and holds their
+ancestors until the last of its readers reports, even if the sequence has ended. Called by the engine thread; the bytes
+arrive on the store's threads.
 """
 
 from __future__ import annotations
@@ -68,6 +68,12 @@ class Loads:
         for stored in load.blocks:
             self._by_hash[stored.identity.hash] = load
 
+        def room(first: int, run: Run[StoredBlock]) -> list[dict[int, Bytes]]:
+            return [
+                {part: self._arena.room(targets[index], part) for part in stored.parts}
+                for index, stored in enumerate(run, first)
+            ]
+
         def deliver(first: int, run: Run[Mapping[int, Bytes]]) -> None:
             self._arena.copy_in(
                 [
@@ -77,7 +83,7 @@ class Loads:
                 ]
             )
 
-        store.load(load.blocks, deliver, lambda num_good: self._report(load, num_good))
+        store.load(load.blocks, deliver, lambda num_good: self._report(load, num_good), room)
         return True
 
     def _reserve(self, stored: StoredBlock) -> int | None:

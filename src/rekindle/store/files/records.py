@@ -86,13 +86,18 @@ class RecordFormat:
         ValueError for an identity that is none.
         """
         assert record.nbytes == self.record_bytes, f"a record has {self.record_bytes} bytes, not {record.nbytes}"
+        record[self.header_bytes + self.payload_bytes :] = 0
+        payload_crc = zlib.crc32(record[self.header_bytes :].data)
+        record[: self.header_bytes] = np.frombuffer(self.header(identity, payload_crc), dtype=np.uint8)
+        return payload_crc
+
+    def header(self, identity: BlockIdentity, payload_crc: int) -> bytes:
+        """The header [header_bytes] of a block's record; ValueError for an identity that is none."""
         assert 0 < identity.num_tokens <= self.block_tokens, f"{identity.num_tokens} ids in a block"
         if not len(identity.hash) == len(identity.parent) == len(identity.root) == HASH_BYTES:
             raise ValueError(f"hash, parent and root of a block are {HASH_BYTES} bytes each")
         if identity.ids.dtype != np.uint32 or identity.ids.ndim != 1:
             raise ValueError(f"ids of a block are a row of uint32, not {identity.ids.dtype} {identity.ids.shape}")
-        record[self.header_bytes + self.payload_bytes :] = 0
-        payload_crc = zlib.crc32(record[self.header_bytes :].data)
         head = bytearray(self.header_bytes - _CRC.size)
         _FIXED.pack_into(
             head,
@@ -110,8 +115,7 @@ class RecordFormat:
         head[_FIXED.size : _FIXED.size + len(self.formats)] = self.formats
         ids = id_bytes(identity.ids)
         head[self._ids_offset : self._ids_offset + len(ids)] = ids
-        record[: self.header_bytes] = np.frombuffer(head + _CRC.pack(zlib.crc32(head)), dtype=np.uint8)
-        return payload_crc
+        return bytes(head + _CRC.pack(zlib.crc32(head)))
 
     def decode(self, record: Bytes) -> BlockIdentity:
         """Return whose record this is [record_bytes]; BadRecord if any bit has changed, of its payload too."""

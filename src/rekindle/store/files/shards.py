@@ -11,7 +11,8 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,23 @@ from rekindle.store.values import Place, StoredBlock
 
 Bytes = npt.NDArray[np.uint8]
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordAt:
+    """A record that is wanted: its open file and offset, the header that it must have, then a payload and its padding
+    with this crc; the payload goes to `payload` [payload_bytes]."""
+
+    file: int
+    offset: int
+    header: bytes
+    crc: int
+    payload: Bytes
+    padding_bytes: int
+
+
+# Reads payloads to where they go; returns how many leading records are as they must be. The payload of the first other
+# one may be anything.
+ReadRecords = Callable[[Sequence[RecordAt]], int]
 SHARD_BYTES = 256 << 20
 SHARD_NAME = re.compile(r"blocks-\d+-\d{3,}\.safetensors")
 
@@ -90,6 +108,16 @@ class Shards:
             raise BadRecord(f"cannot be read: {error}") from error
         if count < out.nbytes:
             raise BadRecord(f"the file ends after {count} of {out.nbytes} bytes")
+
+    def wanted(self, block: StoredBlock, place: Place, payload: Bytes) -> RecordAt:
+        """The record of a block's part, to be read into `payload`; OSError if its file cannot be opened."""
+        of_part = self.formats[place.part]
+        assert payload.nbytes == of_part.payload_bytes, (
+            f"{payload.nbytes} bytes for a payload of {of_part.payload_bytes}"
+        )
+        fd, offset = self._place(place.part, place.slot)
+        padding_bytes = of_part.record_bytes - of_part.header_bytes - of_part.payload_bytes
+        return RecordAt(fd, offset, of_part.header(block.identity, place.crc), place.crc, payload, padding_bytes)
 
     def write(self, part: int, slot: int, record: Bytes) -> None:
         """Write a record [record_bytes], durable after `sync`. First creates the file, or fixes its header and size."""

@@ -1,4 +1,4 @@
-"""The only module that touches files: open, write, sync, punch holes, rename, lock.
+"""The only module that touches files: open, write, sync, punch holes, rename, lock. Kernels read records, too.
 
 Owns how bytes become durable on each system; follows no symlink below the store's directory and gives access to its
 owner only (0700/0600). Does not know what the bytes mean. Files are plain descriptors, so that the recording file

@@ -44,6 +44,7 @@ COMPILE = (
 LINK = ("-shared", "-Wl,--as-needed")
 COMPILERS = ("g++", "c++", "clang++")
 AT_ONCE = 2
+_FLAGS = {"pclmulqdq": "pclmul"}  # the compiler has other names for these
 SOURCES_BYTES, COMPILER_BYTES = 16, 4
 WITHOUT = "everything works without them, through torch"
 OLDEST_GLIBC = (2, 17)
@@ -135,7 +136,7 @@ def sources_id(level: Level, native: Path) -> bytes:
 
 def level_flags(level: Level) -> list[str]:
     """The compiler's flags for the instructions of a level."""
-    return [f"-m{name.replace('_', '-' if name.startswith('amx') else '')}" for name in LEVELS[level]]
+    return [f"-m{_FLAGS.get(name, name.replace('_', '-' if name.startswith('amx') else ''))}" for name in LEVELS[level]]
 
 
 def _compile(level: Level, native: Path, scratch: Path, build_id: bytes, compiler: Compiler) -> tuple[Path, str]:

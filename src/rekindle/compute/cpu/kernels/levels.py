@@ -9,7 +9,7 @@ from typing import Literal
 Level = Literal["amx", "avx512", "avxvnni", "avx2"]
 PLATFORM = "linux-x86_64"  # as sysconfig writes it
 HERE = Path(__file__).parent
-_AVX2 = ("avx2", "fma", "f16c")
+_AVX2 = ("avx2", "fma", "f16c", "pclmulqdq")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 # Level, the fastest first -> the instructions it may use, by their names in /proc/cpuinfo.
 LEVELS: Mapping[Level, tuple[str, ...]] = {

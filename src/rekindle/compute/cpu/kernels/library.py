@@ -20,7 +20,7 @@ from rekindle.compute.cpu.kernels.levels import HERE, LEVELS, PLATFORM, Level, l
 from rekindle.errors import ConfigError
 
 Choice = Literal["auto", "torch"] | Level
-INTERFACE = 7  # RK_INTERFACE of native/rekindle.h
+INTERFACE = 8  # RK_INTERFACE of native/rekindle.h
 CPUINFO = Path("/proc/cpuinfo")
 OPENMP, SYSTEMS_OPENMP = ("libgomp*.so*", "libiomp5*.so*"), "libgomp.so.1"
 BUILD = "python -m rekindle.compute.cpu.kernels.build"

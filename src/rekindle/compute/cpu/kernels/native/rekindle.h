@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* The number of this interface; a library with another one is not used. `INTERFACE` in library.py is the same. */
-#define RK_INTERFACE 7
+#define RK_INTERFACE 8
 int32_t rk_interface(void);
 
 /* Asks the system for what this library's instructions need; 1 if they may be used. Call it before anything else. */
@@ -240,6 +240,20 @@ typedef struct {
 } rk_decoder_call;
 
 void rk_decoder_layer(const rk_decoder* decoder, const rk_layer* layer, const rk_decoder_call* call, int32_t threads);
+
+/* A record in an open file from `offset` on: a header, which must be `header`, a payload and its padding, whose CRC-32 (as
+ * zlib has it) must be `crc`. The payload goes to `payload`, whatever it is; another header leaves that as it was.
+ */
+typedef struct {
+  const uint8_t* header;
+  uint8_t* payload;
+  int64_t offset, header_bytes, payload_bytes, padding_bytes;
+  int32_t file; /* its descriptor */
+  uint32_t crc;
+} rk_record;
+
+/* Reads records in order; returns how many are as they must be, up to the first that is not, or cannot be read. */
+int64_t rk_read_records(const rk_record* records, int64_t count);
 
 #ifdef __cplusplus
 }
