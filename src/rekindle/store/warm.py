@@ -239,8 +239,8 @@ class WarmStore:
             self.skip(block.identity.hash)
 
     def skip(self, block_hash: BlockHash) -> None:
-        """Count a block evicted from memory before it could be staged; its descendants will not be saved."""
-        logger.debug("block %s was evicted before it was saved", block_hash.hex())
+        """Count a block that is evicted from memory, or not copied; its descendants will not be saved either."""
+        logger.debug("block %s is not saved: it was evicted from memory before, or not copied", block_hash.hex())
         self._unsaved_evicted += 1
 
     def save_turn(self, turn: SequenceRecord) -> None:

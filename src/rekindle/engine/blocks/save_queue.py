@@ -1,8 +1,8 @@
 """Write-behind: blocks and turns on their way from hot memory to the store, in the order they must arrive.
 
 Owns the queue of what the store has not accepted yet. Queued blocks are not pinned: one that is evicted before the
-staging buffer has room for it is counted, and its descendants are not saved. Called by the engine thread only; never
-blocks.
+staging buffer has room for it, or cannot be copied there, is counted, and its descendants are not saved. Called by the
+engine thread only; never blocks.
 """
 
 from __future__ import annotations
@@ -183,7 +183,10 @@ class SaveQueue:
         return not is_full
 
     def _copy(self, store: WarmStore, taken: Sequence[tuple[Published, dict[int, int]]]) -> None:
-        """Copy the bytes of blocks to their rows of the staging buffer, from where they are saved."""
+        """Copy the bytes of blocks to their rows of the staging buffer, from where they are saved.
+
+        Where that fails, the blocks count as not saved; the next turn that depends on them queues them again.
+        """
         try:
             wait = self._arena.copy_out(
                 [
@@ -193,8 +196,10 @@ class SaveQueue:
                 ]
             )
         except BaseException:
-            for _, rows in taken:
+            for item, rows in taken:
                 store.staging.give_back(rows)
+                if 0 in item.parts:
+                    store.skip(item.identity.hash)
             raise
         store.save_blocks([SavingBlock(item.identity, rows, wait) for item, rows in taken if rows])
 

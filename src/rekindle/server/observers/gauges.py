@@ -58,7 +58,9 @@ STORE = (
     _Figure("saving_ok", "saving_ok", "gauge", "1 while saves succeed, 0 from one that failed to the next good one"),
     _Figure("turns_saved", "turns_saved", "counter", "Turns that are durable"),
     _Figure("turns_unsaved", "turns_unsaved", "counter", "Turns that are not durable as a whole"),
-    _Figure("unsaved_evicted", "unsaved_evicted", "counter", "Blocks evicted from memory before they were saved"),
+    _Figure(
+        "unsaved_evicted", "unsaved_evicted", "counter", "Blocks not saved: evicted from memory before, or not copied"
+    ),
     _Figure("blocks_evicted", "evictions", "counter", "Blocks evicted from a tier to make room", ("tier", "disk")),
     _Figure("blocks_refused", "blocks_refused", "counter", "Blocks the disk had no room for"),
     _Figure("bytes_written", "disk_written_bytes", "counter", "Bytes written to disk"),
