@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.kernel_commands import bench_kernels, bench_loads
 from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
 from rekindle.config import Settings
@@ -377,23 +378,5 @@ def bench_front(
     exit_with(run)
 
 
-@app.command("kernels")
-def bench_kernels(
-    rows: Annotated[list[int] | None, typer.Option(help="rows of a product; may be repeated [1 8 66 512]")] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="columns x depth, as 1152x896; may be repeated")] = None,
-    threads: Annotated[int, typer.Option(help="of torch and kernels; with one, CPU time is measured")] = 1,
-    repeats: Annotated[int, typer.Option(help="how often each matrix is used")] = 3,
-    seed: Annotated[int, typer.Option(help="of the weights")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> None:
-    """The CPU's kernels against torch: linear layers in bf16, turn by turn in one process."""
-
-    def run() -> int:
-        from benchmarks.kernels import SHAPES, KernelBench, read_shape, run_kernel_bench
-
-        shapes = tuple(map(read_shape, shape)) if shape else SHAPES
-        return run_kernel_bench(
-            KernelBench(tuple(rows or (1, 8, 66, 512)), shapes, threads, repeats, seed, out), console()
-        )
-
-    exit_with(run)
+app.command("kernels")(bench_kernels)
+app.command("loads")(bench_loads)

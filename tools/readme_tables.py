@@ -29,6 +29,7 @@ SHOWN_SETTINGS = {
     "structured": ("schemas", "seed"),
     "fidelity": ("positions", "context", "threads"),
     "start": ("kv", "repeats"),
+    "loads": ("blocks", "repeats"),
     "multiple-choice": ("questions", "shots", "seed", "dtype", "kv"),
 }
 SHOWN_MEASURES = {
@@ -42,6 +43,7 @@ SHOWN_MEASURES = {
         "errors",
         "replies unlike cold",
     ),
+    "loads": tuple(f"{shape}: CPU of a block" for shape in ("bundled model", "24 layers", "8B")),
     "start": tuple(
         f"start, {model}, {kind}: {name}"
         for model in ("smollm2", "gemma")

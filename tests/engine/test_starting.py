@@ -61,6 +61,13 @@ def test_a_second_engine_on_the_same_store_is_refused_and_harms_nobody(start: St
         assert again.token_ids == reply.token_ids
 
 
+@needs_kernels
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_the_kernels_read_what_is_stored_unless_torch_computes(start: Start, kernels: str) -> None:
+    store = start(kernels=kernels).components.store
+    assert store is not None and (store.readers.read_records is None) == (kernels == "torch")
+
+
 @pytest.mark.parametrize("broken", ["template", "memory"])
 def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, broken: str) -> None:
     model, store = tiny_model_dir("llama", "fp32", tmp_path), tmp_path / "store"

@@ -15,6 +15,7 @@ from rekindle_vllm.names import Scope
 from rekindle_vllm.planner import Planner
 from rekindle_vllm.requests import EngineRequest, Reuse, Scheduled
 from rekindle_vllm.steps import StepReport
+from tests.kernels.native import needs_kernels
 from tests.vllm.engine import Request, StubEngine, expected_rows, reply_of
 from tests.vllm.stored import RECORD, Stores, check_records, damage, prompt, records_of
 
@@ -129,6 +130,11 @@ def test_a_damaged_record_is_computed_again_and_saved_again(stores: Stores, bad:
     assert owner.stats().bad_records == 1 and owner.stats().blocks_written == 1
     again = StubEngine(stores.open())
     assert again.serve("c", ids, 5) == reply and again.reuse["c"] == Reuse(300, 0, 256, 0)
+
+
+@needs_kernels
+def test_the_kernels_read_records(stores: Stores) -> None:
+    assert stores.open().store.readers.read_records is not None
 
 
 @pytest.mark.parametrize("bad", [0, 2, 5, None])

@@ -229,7 +229,8 @@ class KVArena:
     def write(self, block: int, part: int, data: np.ndarray) -> None:
         """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only) that `read` produced."""
         if not self._on_host:
-            self.parts[part][self.row(part, block)].copy_(torch.from_numpy(data.copy()))
+            ours = data if data.flags.writeable else data.copy()  # or torch warns
+            self.parts[part][self.row(part, block)].copy_(torch.from_numpy(ours))
         elif not np.may_share_memory(data, row := self._on_host[part][self.row(part, block)]):
             row[:] = data
 

@@ -115,7 +115,7 @@ class Readers:
     ) -> None:
         self._shards = shards
         self._report_bad = report_bad
-        self._read_records = read_records
+        self.read_records = read_records
         self._queue: queue.SimpleQueue[_Load | None] = queue.SimpleQueue()  # a load is there once for each of its runs
         self.stopping = threading.Event()
         self._ended = threading.Event()
@@ -228,10 +228,10 @@ class Readers:
 
     def _read_fast(self, wanted: Sequence[_Wanted]) -> int:
         """Read by the kernels: the number of leading records that are as they must be; those before may be anything."""
-        if self._read_records is None:
+        if self.read_records is None:
             return 0
         try:
-            return self._read_records([self._shards.wanted(each.block, each.place, each.payload) for each in wanted])
+            return self.read_records([self._shards.wanted(each.block, each.place, each.payload) for each in wanted])
         except OSError:
             return 0  # a file is missing, which is reported for the first of its records
 
