@@ -30,7 +30,7 @@ from rekindle.store.maintenance.room import OnLost, ignore
 from rekindle.store.rows import index
 from rekindle.store.threads.writer import OnSaved
 from rekindle.store.warm import WarmStore
-from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, payload_of, save, warm_tokens
+from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, READERS, SIZE, Chain, payload_of, save, warm_tokens
 from tests.store.recording import CRASHES, SECTOR, Crash, Index, RecordingFileSystem, read_index, replay, torn_indexes
 
 Key = tuple[str, str, int]  # namespace, agent, branch
@@ -118,6 +118,7 @@ class Campaign:
             shard_bytes=SHARD_BYTES,
             on_saved=on_saved,
             on_lost=on_lost,
+            read_records=READERS["auto"],
         )
 
     @contextmanager

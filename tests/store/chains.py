@@ -36,6 +36,7 @@ PLAIN_LAYOUT = KVLayout(SIZE, tuple(layer for layer in LAYOUT.layers if layer.wi
 ALL_PARTS = tuple(part.index for part in LAYOUT.parts)
 BLOCK_BYTES = sum(RecordFormat.of(LAYOUT, part.index).record_bytes for part in LAYOUT.parts)
 FINGERPRINT = bytes(range(32))
+READERS = {kernels: record_reader(kernels) for kernels in ("auto", "torch")}
 
 
 def open_store(
@@ -68,7 +69,7 @@ def open_store(
         namespaces=namespaces,
         on_saved=on_saved,
         on_lost=on_lost,
-        read_records=record_reader(kernels),
+        read_records=READERS[kernels],
     )
 
 
