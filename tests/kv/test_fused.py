@@ -50,7 +50,7 @@ LAYERS = [
     Layer(BF16, window=4096, block_tokens=128),
     Layer(BF16, sinks=True, window=512, block_tokens=128),
     Layer(BF16, block_tokens=16, beside=(512,)),
-    Layer(BF16, heads=20),  # more queries of a K/V head than a piece has with 64 rows
+    Layer(BF16, heads=18),  # more queries of a K/V head than a piece has with 64 rows: 5 heads in one, 4 in the other
     Layer(BF16, "q4h", "bf16", k_dim=512, v_dim=64, kv_heads=1, heads=20, block_tokens=64, latent=True),
     Layer(BF16, "q4h", "bf16", k_dim=32, v_dim=16, kv_heads=1, heads=4, block_tokens=16, beside=(None,), latent=True),
     Layer(BF16, "q4h", "bf16", k_dim=240, v_dim=48, kv_heads=2, heads=6, window=70, beside=(9, 70), latent=True),
