@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from rekindle.compute.cuda import attention as module
+from rekindle.compute.cuda import attention, prompts
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
@@ -38,7 +38,13 @@ LAYERS = {
     "bf16 64, sinks": Layer(BF16, "bf16", "bf16", kv_heads=8, heads=64, block_tokens=64, sinks=True),
     "q4h 96": Layer(BF16, k_dim=96, v_dim=96, kv_heads=8, heads=32, block_tokens=64),
 }
-KERNELS = ("store_kernel", "rotate_kernel", "attend_kernel", "join_kernel")
+KERNELS = {
+    "store_kernel": attention,
+    "rotate_kernel": attention,
+    "attend_kernel": attention,
+    "join_kernel": attention,
+    "widen_kernel": prompts,
+}
 
 
 @dataclass
@@ -53,22 +59,23 @@ class Recorder:
 
 
 def launches(layer: Layer) -> list[Recorder]:
-    """What a step of one decoded row and 64 more of another sequence launches."""
-    recorders = {name: Recorder(getattr(module, name)) for name in KERNELS}
-    before = {name: recorder.kernel for name, recorder in recorders.items()}
-    vars(module).update(recorders)
+    """What a step of one decoded row, 64 more of another sequence and 260 of a third one launches."""
+    recorders = {name: Recorder(getattr(module, name)) for name, module in KERNELS.items()}
     try:
-        attention = module.TritonAttention(KVArena(layer.layout, 40))
-        spans = [SequenceSpan(range(20), 1023, 1, 1023), SequenceSpan(range(20, 40), 1000, 64, 1000)]
-        plan = AttentionPlan(StepLayout(spans, layer.block_tokens, 68), "cpu")
+        for name, module in KERNELS.items():
+            setattr(module, name, recorders[name])
+        ours = attention.TritonAttention(KVArena(layer.layout, 60))
+        spans = [SequenceSpan(range(20 * n, 20 * n + 20), 1000, rows, 1000) for n, rows in enumerate((1, 64, 260))]
+        plan = AttentionPlan(StepLayout(spans, layer.block_tokens, 328), "cpu")
         k, v, q = (
-            torch.zeros(68, heads, dim, dtype=layer.dtype)
+            torch.zeros(328, heads, dim, dtype=layer.dtype)
             for heads, dim in ((layer.kv_heads, layer.k_dim), (layer.kv_heads, layer.v_dim), (layer.heads, layer.k_dim))
         )
-        attention.write(5, k, v, plan)
-        attention.attend(5, q, plan, **layer.scoring)
+        ours.write(5, k, v, plan)
+        ours.attend(5, q, plan, **layer.scoring)
     finally:
-        vars(module).update(before)
+        for name, module in KERNELS.items():
+            setattr(module, name, recorders[name].kernel)
     return [recorder for recorder in recorders.values() if recorder.launches]
 
 

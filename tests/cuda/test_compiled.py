@@ -13,7 +13,7 @@ import pytest
 CARDS = ("86", "80", "89", "90", "120")
 MOST_SHARED = 99 << 10  # of a program, in bytes: what 86, 89 and 120 have
 MOST_SPILLED = 16  # bytes of a thread
-KERNELS = {"store_kernel", "rotate_kernel", "attend_kernel", "join_kernel"}
+KERNELS = {"store_kernel", "rotate_kernel", "attend_kernel", "join_kernel", "widen_kernel"}
 
 
 @pytest.fixture(scope="module")

@@ -149,3 +149,13 @@ def test_ranges_end_at_tiles_and_pieces_cover_them():
             assert piece.row == row and piece.mask.shape[0] % 4 == 0
             row += piece.num_rows
     assert row == 1500 and len(ranges[-1].pieces) > 1
+
+
+def test_pieces_are_small_where_they_stay_in_a_cpus_cache_alone():
+    shape, layout = ScoreShape(4, 8, None, BF16), Layer(BF16).layout
+    step = StepLayout([SequenceSpan(range(1024), 32_256, 512, 0)], layout.block_tokens, 512)
+    pieces = {}
+    for device in ("cpu", "meta"):
+        (only,) = AttentionPlan(step, device).ranges(shape)
+        pieces[device] = len(only.pieces)
+    assert pieces == {"cpu": 128, "meta": 8}

@@ -1,6 +1,7 @@
 """All defects that tests must notice: see `tools.mutants`."""
 
 from tools.defects.calls import STRICT_CALLS
+from tools.defects.cards import CARDS
 from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.devices import DEVICES
@@ -26,6 +27,7 @@ from tools.defects.windows import WINDOWS
 MUTANTS = (
     *COMPUTING,
     *DEVICES,
+    *CARDS,
     *SERVING,
     *KERNELS,
     *LAYERS,

@@ -54,8 +54,8 @@ COMPUTING = (
     one(
         "first two blocks read in the wrong order",
         "kv/plan.py",
-        "        per_piece = MAX_SCORES",
-        "        table = [*table[1::-1], *table[2:]] if len(table) > 1 else table\n        per_piece = MAX_SCORES",
+        "        per_piece = most //",
+        "        table = [*table[1::-1], *table[2:]] if len(table) > 1 else table\n        per_piece = most //",
         f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
     ),
     one(

@@ -24,7 +24,10 @@ from rekindle.kv.step_layout import SequenceSpan, StepLayout
 
 TILE = 512
 ROW_MULTIPLE = 4  # torch's matrix products change their bits below 4 rows
-MAX_SCORES = 1 << 21  # of a piece, all heads: 4 MiB in bf16; from 1 to 4 M scores the cost per score is the same
+# Scores of a piece, all heads. On a CPU 4 MiB in bf16: from 1 to 4 M the cost per score is the same. Elsewhere fewer
+# and larger operations: 32k tokens leave 4 rows to a piece of a CPU's size.
+MOST_SCORES = {"cpu": 1 << 21}
+MOST_SCORES_ELSEWHERE = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ class AttentionPlan:
         num_context = -(-rows.until // TILE) * TILE - first
         blocks = slice(first // self.layout.block_tokens, -(-rows.until // self.layout.block_tokens))
         table = self.layout.context(shape.window, span)[blocks]
-        per_piece = MAX_SCORES // (num_context * shape.heads_per_kv * shape.num_kv_heads)
+        most = MOST_SCORES.get(self.device.type, MOST_SCORES_ELSEWHERE)
+        per_piece = most // (num_context * shape.heads_per_kv * shape.num_kv_heads)
         per_piece = max(ROW_MULTIPLE, per_piece // ROW_MULTIPLE * ROW_MULTIPLE)
         pieces = tuple(
             self._piece(rows.part(start, per_piece), first, num_context, shape=shape)

@@ -1,0 +1,96 @@
+"""Defects of what a card computes: kernels in Triton, the pieces of a context, and whether they may be used there."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import one
+
+TESTS = "tests/cuda/test_attention.py"
+RIGHT = f"{TESTS}::test_kernels_agree_with_the_definitions"
+BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
+
+CARDS = (
+    one(
+        "card: a row sees the token after it",
+        "compute/cuda/attend.py",
+        "(where <= seen[:, None])",
+        "(where <= seen[:, None] + 1)",
+        RIGHT,
+    ),
+    one(
+        "card: a window that is a token longer",
+        "compute/cuda/attend.py",
+        "seen[:, None] - SHAPE.window",
+        "seen[:, None] - SHAPE.window - 1",
+        RIGHT,
+    ),
+    one(
+        "card: sums of pieces that do not fade",
+        "compute/cuda/attend.py",
+        "value, top = value * fade + piece * share, highest",
+        "value, top = value + piece * share, highest",
+        RIGHT,
+    ),
+    one(
+        "card: sinks that take no weight",
+        "compute/cuda/attend.py",
+        "weight * fade + tl.exp2((sink - highest) * _LOG2E)",
+        "weight * fade",
+        RIGHT,
+    ),
+    one(
+        "card: scores beyond their cap",
+        "compute/cuda/attend.py",
+        "    if SHAPE.softcap:\n",
+        "    if False:\n",
+        RIGHT,
+    ),
+    one(
+        "card: the scales of Q4H without those that no encoder writes",
+        "compute/cuda/formats.py",
+        "tl.where(largest == 0.0, 0, scale)",
+        "scale",
+        BYTES,
+    ),
+    one(
+        "card: codes of Q8H rounded down",
+        "compute/cuda/formats.py",
+        "    level = (level + 12582912.0) - 12582912.0",
+        "    level = tl.floor(level)",
+        BYTES,
+    ),
+    one(
+        "card: rows that are not finite pass",
+        "compute/cuda/formats.py",
+        'tl.store(worst + r, float("inf")',
+        "tl.store(worst + r, 0.0",
+        f"{TESTS}::test_rows_that_are_not_finite_fail_and_leave_finite_bytes",
+    ),
+    one(
+        "card: spare rows left as they are",
+        "compute/cuda/attention.py",
+        "        out[plan.layout.num_used :] = 0\n",
+        "        out[:] = 1\n",
+        RIGHT,
+    ),
+    one(
+        "card: prompts see their context from its start",
+        "compute/cuda/prompts.py",
+        "causal_lower_right(span.num_rows, num_tokens)",
+        "None",
+        f"{TESTS}::test_prompts_of_many_rows_are_attended_to_at_once",
+    ),
+    one(
+        "card: kernels that write other bytes are used",
+        "compute/cuda/compute.py",
+        '    return f"{count} bytes of {HARD_VECTORS} vectors are stored differently there" if count else None',
+        "    return None",
+        f"{TESTS}::test_hard_vectors_are_stored_as_on_a_processor",
+    ),
+    one(
+        "pieces of a cpu's size everywhere",
+        "kv/plan.py",
+        "MOST_SCORES_ELSEWHERE = 1 << 26",
+        "MOST_SCORES_ELSEWHERE = 1 << 21",
+        "tests/kv/test_attention_exactness.py::test_pieces_are_small_where_they_stay_in_a_cpus_cache_alone",
+    ),
+)
