@@ -3,7 +3,8 @@
 Owns no format: bytes are those of `kv.q4h` and `kv.q8h`, bit for bit, which holds only without fused multiplications
 (`enable_fp_fusion=False`). A vector is handled in two halves, so that no nibble has to move: of Q4H in *byte order*,
 where byte j of a token's codes has one dimension in its low nibble and the dimension 2 further in its high one; of the
-others the first and the second half of the dimensions. FORM: a `places.Form`.
+others the first and the second half of the dimensions. FORM: a `places.Form`. Nothing is compiled again for a number of
+rows or tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def place_of(dim, FORM: tl.constexpr):
     return place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def store_kernel(
     x, to, places, worst, signs, inverse_scales, num_rows, FORM: tl.constexpr, TOKENS: tl.constexpr, R: tl.constexpr
 ):
@@ -110,7 +111,7 @@ def _store_q8h(at, groups, largest, block, R: tl.constexpr, FORM: tl.constexpr):
     return scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rotate_kernel(q, out, signs, num_rows, HEADS: tl.constexpr, FORM: tl.constexpr, R: tl.constexpr):
     """Queries `Rows` [rows, HEADS, dim], one sub-block of one head, as the keys of a rotated format are stored."""
     r = (tl.program_id(0) * R + tl.arange(0, R))[:, None]
@@ -192,7 +193,7 @@ def _half_8(codes, scales, first, FORM: tl.constexpr, DTYPE: tl.constexpr):
     return (_row(codes + first, HALF, FORM.padded).to(tl.float32) * step).to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def widen_kernel(
     values, table, out, num_tokens, FORM: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr
 ):
