@@ -28,6 +28,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what another library says, up to 300 characters; the error's type if it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
 class RekindleError(Exception):
     """Root of the errors raised on purpose."""
 

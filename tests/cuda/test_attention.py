@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.compute.cuda.attention import TritonAttention
-from rekindle.compute.cuda.compute import TritonCompute, first_difference
+from rekindle.compute.cuda.compute import TritonCompute, first_difference, triton_compute
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
@@ -158,3 +158,16 @@ def test_a_model_computes_what_torch_computes(kind: str) -> None:
         assert relative_error(got, wanted) < 2e-5
     wanted, got = (np.frombuffer(b"".join(bench.stored_bytes("a")), np.uint8) for bench in benches)
     assert (wanted != got).mean() < 1e-3, "sums in another order move few values over the border of a code"
+
+
+def test_a_card_whose_driver_fails_without_a_word_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(device: torch.device) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr("rekindle.compute.cuda.compute.first_difference", fails)
+    assert triton_compute(DEVICE) == "the kernels do not run there (RuntimeError: RuntimeError)"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
+    assert triton_compute(DEVICE) == "it has compute capability 7.5, and the kernels need 8.0"

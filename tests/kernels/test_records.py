@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.compute.cpu.kernels.levels import LEVELS
 from rekindle.compute.cpu.kernels.records import RecordKernel, record_reader
 from rekindle.store.files.shards import RecordAt
-from tests.kernels.native import built, needs_kernels
+from tests.kernels.native import built, needs_kernels, runnable
 
 pytestmark = needs_kernels
 
@@ -24,10 +23,8 @@ HEAD = b"a header of some bytes"
 FULL = 255
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=runnable())
 def read(request: pytest.FixtureRequest) -> RecordKernel:
-    if request.param not in built():
-        pytest.skip(f"this processor has no {request.param}")
     found = built()[request.param].library
     assert found is not None
     return RecordKernel(found)

@@ -71,7 +71,7 @@ class OwnRunner(KernelCompute):
             launched.logits = launched.logits * 1.5
             return launched
 
-        runner.launch = unscaled  # type: ignore[method-assign]
+        runner.launch = unscaled
         return runner
 
 

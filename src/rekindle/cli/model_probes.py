@@ -20,7 +20,7 @@ from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.compute.cpu.weights import loaded_bytes
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
-from rekindle.errors import ConfigError, ModelRefused
+from rekindle.errors import ConfigError, ModelRefused, first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
@@ -145,8 +145,7 @@ def probe_kernels(
         try:
             yield judge(name, compare_kernels(layer, dtype, place, block_tokens), dtype, str(place))
         except (RuntimeError, TypeError) as error:  # torch raises these if a device lacks an operation
-            text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            yield Finding(name, "fail", f"{place} cannot run them: {text}", "use --device cpu")
+            yield Finding(name, "fail", f"{place} cannot run them: {first_line(error)}", "use --device cpu")
 
 
 def judge(name: str, result: KernelResult, dtype: torch.dtype, place: str) -> Finding:

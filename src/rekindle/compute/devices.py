@@ -18,7 +18,7 @@ import torch
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels import library
 from rekindle.config import ModelSettings, show_bytes
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, first_line
 from rekindle.model.checkpoint import weight_files
 from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.device import Memory
@@ -161,5 +161,4 @@ def check_device(name: str) -> None:
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{refused}{lines[0][:300]}; device=cpu works everywhere") from error
+        raise ConfigError(f"{refused}{first_line(error)}; device=cpu works everywhere") from error

@@ -194,8 +194,16 @@ def _encoding_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """Scale byte and fp32(8 / scale) of every non-negative fp16 bit pattern, infinities and NaN included."""
     half_bits = np.arange(1 << 15, dtype=np.int64)
     scale_bytes = np.clip((half_bits + 127) >> 7, SMALLEST_BYTE, LARGEST_BYTE)
-    inverse_scales = 8 / _scales()[scale_bytes]
+    inverse_scales = inverse_scales_by_byte()[scale_bytes]
     return constant(scale_bytes, torch.uint8, device), constant(inverse_scales, torch.float32, device)
+
+
+def inverse_scales_by_byte() -> np.ndarray:
+    """fp64 [256]: 8 / scale of each scale byte that an encoder writes; 0 for the others."""
+    found = np.zeros(256)
+    written = slice(SMALLEST_BYTE, LARGEST_BYTE + 1)
+    found[written] = 8 / _scales()[written]
+    return found
 
 
 def sign_values(size: int) -> np.ndarray:

@@ -160,12 +160,10 @@ class WarmStore:
 
         StoreLocked if another process has it, StoreError if the directory cannot be used (StoreRefused: the disk is
         full or not writable). A damaged index is set aside and rebuilt from the records, with chains of `namespaces` as
-        recovered agents. `made_from` is that of the `ModelSpec`. `clock` is wall time. Other stores in `directory`
-        unused for `stale_ttl_s` are removed.
+        recovered agents. `made_from`: of the `ModelSpec`. `clock`: wall time. Stores unused for `stale_ttl_s` go.
 
-        The writer calls `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable, and `on_lost(…)` when
-        eviction has shortened a branch: `num_tokens` of it are still durable, 0 if it is gone; the transaction is
-        committed by then. `read_records` of the kernels reads what is loaded; without one, Python does.
+        The writer calls `on_saved(namespace, agent, branch, num_tokens)` when a turn is durable, and `on_lost(…)` once
+        a branch is cut to `num_tokens` by eviction, 0 if it is gone. `read_records`: the kernels' (None: Python loads).
         """
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs)
@@ -174,9 +172,16 @@ class WarmStore:
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
             parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, clock=clock, fs=fs)
-            disk_bytes = parts.budget(settings.disk_bytes, fs)
-            given: Any = {"on_saved": on_saved, "on_lost": on_lost, "read_records": read_records}
-            return cls(parts, described, settings, clock=clock, disk_bytes=disk_bytes, **given)
+            return cls(
+                parts,
+                described,
+                settings,
+                clock=clock,
+                disk_bytes=parts.budget(settings.disk_bytes, fs),
+                on_saved=on_saved,
+                on_lost=on_lost,
+                read_records=read_records,
+            )
         except OSError as error:
             place.release()
             raise refusal(error, f"the store {place.path} cannot be opened: {error}") from error
@@ -300,9 +305,8 @@ class WarmStore:
         """Read the given parts of blocks on the reader threads, then call `done(num_good)`, once.
 
         A run of them from the i-th on is read to where `room(i, blocks)` has the payloads [payload_bytes] of their
-        parts, without it to new memory; `deliver(i, payloads)` gets the leading intact ones. Several threads serve
-        several runs, in any order. The first `num_good` blocks are intact and have the expected ids; of those after
-        them some may have been delivered.
+        parts, without it to new memory; `deliver(i, payloads)` gets the leading intact ones, of several runs in any
+        order. The first `num_good` blocks are intact and have the expected ids; later ones may have been delivered.
         """
         self.readers.put(blocks, deliver, done, room)
 

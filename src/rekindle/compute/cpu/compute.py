@@ -20,8 +20,28 @@ from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout
 
 
+class TorchCompute:
+    """What computes, as `Compute`, with torch's tensors for hot memory and a model's own modules around attention."""
+
+    __slots__ = ()
+
+    def memory(self, device: str) -> Memory:
+        """As `Compute.memory`."""
+        return memory_of(device)
+
+    def arena(
+        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
+    ) -> KVArena:
+        """As `Compute.arena`."""
+        return KVArena(layout, num_blocks, device, windows)
+
+    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
+        """As `Compute.runner`."""
+        return ModelRunner(loaded, arena)
+
+
 @dataclass(frozen=True, slots=True)
-class KernelCompute:
+class KernelCompute(TorchCompute):
     """The kernels of one library, and torch for what they do not know: for everything without a library."""
 
     library: KernelLibrary | None
@@ -36,23 +56,9 @@ class KernelCompute:
         """That of the library."""
         return None if self.library is None else self.library.digest
 
-    def memory(self, device: str) -> Memory:
-        """As `Compute.memory`."""
-        return memory_of(device)
-
-    def arena(
-        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
-    ) -> KVArena:
-        """As `Compute.arena`: tensors of torch's."""
-        return KVArena(layout, num_blocks, device, windows)
-
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""
         return PagedAttention(arena) if self.library is None else FusedAttention(arena, self.library)
-
-    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
-        """As `Compute.runner`."""
-        return ModelRunner(loaded, arena)
 
     def rest(self) -> None:
         """End the pool of threads that the calling thread computed with."""

@@ -1,8 +1,8 @@
 """Attention over blocks in Triton: pieces of a context each by themselves, then joined in order.
 
 A *work item* is some rows of one sequence against one piece of its context. A row's pieces are cut by its own position
-alone, and masked tokens change no sum, so that a row's bits depend neither on its company nor on how the context was
-split into steps. SHAPE: a `work.Shape`; K, V: `places.Form`.
+alone, and masked tokens change no sum, so that it sums the same numbers in the same order in any company and however
+the context was split into steps. SHAPE: a `work.Shape`; K, V: `places.Form`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Attention over blocks on a card: `PagedAttention` by kernels in Triton.
 
-Writes the bytes that `PagedAttention` writes, to the bit. A row's result is the same, bit for bit, whatever else is in
-the step and however the context was split into steps. Layers with multi-head latent attention, and fp64, are computed
-by `PagedAttention`.
+Writes the bytes that `PagedAttention` writes, to the bit. Where `attend` computes, the sums of a row are the same
+whatever else is in the step and however the context was split into steps; whether its bits are, the self-test finds out
+on each card. Prompts of many rows are computed by `prompts`, layers with multi-head latent attention and fp64 by
+`PagedAttention`.
 
     q ──rotate──▶ as keys are stored ──attend──▶ sums of each piece of a context ──join──▶ rotated back, in q's dtype
 """
@@ -56,7 +57,7 @@ class TritonAttention(PagedAttention):
         forms = [each.form for both in self._values.values() for each in both]
         sizes = {form.size for form in forms if form.format != NATIVE}
         self._signs = {size: q4h.constant(q4h.sign_values(size), torch.float32, arena.device) for size in sizes}
-        self._inverse_scales = _inverse_scales(arena.device)
+        self._inverse_scales = q4h.constant(q4h.inverse_scales_by_byte(), torch.float32, arena.device)
         self._programs = PROGRAMS * _multiprocessors(arena.device)
 
     def write(self, layer_index: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
@@ -95,7 +96,7 @@ class TritonAttention(PagedAttention):
             stored,
             places,
             worst,
-            self._signs.get(form.size, self._inverse_scales),
+            self._signs_of(form),
             self._inverse_scales,
             len(x),
             FORM=form,
@@ -103,6 +104,10 @@ class TritonAttention(PagedAttention):
             R=STORED_ROWS,
             **EXACT,
         )
+
+    def _signs_of(self, form: Form) -> Tensor:
+        """The signs of a rotation; of a native format, whose kernels read none, any tensor."""
+        return self._signs.get(form.size, self._inverse_scales)
 
     def attend(
         self,
@@ -184,7 +189,7 @@ class TritonAttention(PagedAttention):
             partial,
             items.pieces,
             sums if scoring.sinks is None else scoring.sinks,
-            self._signs.get(values.form.size, self._inverse_scales),
+            self._signs_of(values.form),
             Rows.of(out),
             SHAPE=shape,
             V=values.form,
@@ -201,11 +206,3 @@ def _values(layer: LayerView) -> Layer:
 
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _inverse_scales(device: torch.device) -> Tensor:
-    """fp32(8 / scale) of every scale byte of Q4H that an encoder writes, fp32 [256]; zeros elsewhere."""
-    found = np.zeros(256)
-    written = np.arange(q4h.SMALLEST_BYTE, q4h.LARGEST_BYTE + 1)
-    found[written] = 8 / (written.astype(np.uint16) << 7).view(np.float16).astype(np.float64)
-    return q4h.constant(found, torch.float32, device)

@@ -5,20 +5,16 @@ Everything between attention calls is computed by the model's own modules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from rekindle.cache.blocks.windows import WindowSlots
-from rekindle.compute.cpu.memory import memory_of
+from rekindle.compute.cpu.compute import TorchCompute
+from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
-from rekindle.model.device import Memory
-from rekindle.model.loaded import LoadedModel
-from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
 
 LEAST_CAPABILITY = (8, 0)  # products of bf16
@@ -26,7 +22,7 @@ HARD_VECTORS, HARD_DIM = 64, 128
 
 
 @dataclass(frozen=True, slots=True)
-class TritonCompute:
+class TritonCompute(TorchCompute):
     """The kernels as one version of Triton compiles them for one kind of card."""
 
     compiler: str
@@ -42,25 +38,11 @@ class TritonCompute:
         """What the bits depend on, apart from this package."""
         return f"{self.compiler}, {self.card}"
 
-    def memory(self, device: str) -> Memory:
-        """As `Compute.memory`."""
-        return memory_of(device)
-
-    def arena(
-        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
-    ) -> KVArena:
-        """As `Compute.arena`: tensors of torch's."""
-        return KVArena(layout, num_blocks, device, windows)
-
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""
         from rekindle.compute.cuda.attention import TritonAttention
 
         return TritonAttention(arena)
-
-    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
-        """As `Compute.runner`."""
-        return ModelRunner(loaded, arena)
 
     def rest(self) -> None:
         """A thread that launches kernels holds nothing."""
@@ -78,7 +60,7 @@ def triton_compute(device: torch.device) -> TritonCompute | str:
     try:
         different = first_difference(device)
     except Exception as error:  # Border: a compiler or driver that cannot run them
-        return f"the kernels do not run there ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        return f"the kernels do not run there ({type(error).__name__}: {first_line(error)})"
     if different is not None:
         return different
     return TritonCompute(f"triton {triton.__version__}", torch.cuda.get_device_name(device))
