@@ -31,13 +31,13 @@ def step(ids: list[int], start: int = 0, logits: Literal["none", "last", "all"] 
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_rows_and_logit_rows_come_in_fours(count: int) -> None:
-    batch = ForwardBatch.build([step([7] * count, 3, "all"), step([9], 5)], torch.device("cpu"))
+    batch = ForwardBatch.build([step([7] * count, 3, "all"), step([9], 5)])
     assert batch.num_rows % 4 == 0 and 0 <= batch.num_rows - count - 1 < 4
     assert len(batch.logit_rows) % 4 == 0 and batch.num_logits == count + 1
     assert batch.logit_rows[: count + 1].tolist() == [*range(count), count]
-    assert batch.position_ids[0, : count + 1].tolist() == [*range(3, 3 + count), 5]
-    assert batch.input_ids[0].tolist() == [7] * count + [9] + [0] * (batch.num_rows - count - 1)
-    alone = ForwardBatch.build([step([7] * count, 3, "all")], torch.device("cpu"), row_multiple=1)
+    assert batch.position_ids[: count + 1].tolist() == [*range(3, 3 + count), 5]
+    assert batch.input_ids.tolist() == [7] * count + [9] + [0] * (batch.num_rows - count - 1)
+    alone = ForwardBatch.build([step([7] * count, 3, "all")], lambda rows: rows)
     assert (alone.num_rows, len(alone.logit_rows), alone.num_logits) == (count, count, count)
 
 

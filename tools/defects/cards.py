@@ -6,6 +6,8 @@ from tools.defects.mutant import one
 
 TESTS = "tests/cuda/test_attention.py"
 RIGHT = f"{TESTS}::test_kernels_agree_with_the_definitions"
+GRAPHS = "tests/cuda/test_graphs.py"
+RECORDED = f"{GRAPHS}::test_a_recorded_step_computes_others_of_its_bucket"
 BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
 
 CARDS = (
@@ -66,11 +68,46 @@ CARDS = (
         f"{TESTS}::test_rows_that_are_not_finite_fail_and_leave_finite_bytes",
     ),
     one(
-        "card: spare rows left as they are",
-        "compute/cuda/attention.py",
-        "        out[plan.layout.num_used :] = 0\n",
-        "        out[:] = 1\n",
+        "card: spare rows that are no zeros",
+        "compute/cuda/attend.py",
+        "tl.where(count > 0, value / weight, 0.0)",
+        "value / weight",
         RIGHT,
+    ),
+    one(
+        "graphs: the tables of the step that was recorded",
+        "compute/cuda/graphs.py",
+        "        self.sheet.send(tables)\n        self.launch()",
+        "        self.launch()",
+        RECORDED,
+    ),
+    one(
+        "graphs: logits that the next launch overwrites",
+        "compute/cuda/graphs.py",
+        "worst.clone(), logits.clone()",
+        "worst.clone(), logits",
+        RECORDED,
+    ),
+    one(
+        "graphs: a plan without the magnitudes of its step",
+        "compute/cuda/graphs.py",
+        "AttentionPlan(layout, self._device, worst)), logits",
+        "AttentionPlan(layout, self._device)), logits",
+        f"{GRAPHS}::test_rows_that_are_not_finite_fail_in_a_graph_too",
+    ),
+    one(
+        "graphs: tables that a graph does not read",
+        "compute/cuda/attention.py",
+        "            if self._is_given and self._plan is plan:\n",
+        "            if False:\n",
+        f"{GRAPHS}::test_layers_may_not_attend_otherwise_while_a_step_is_recorded",
+    ),
+    one(
+        "card: items of a launch that was split begin at the first one's",
+        "compute/cuda/work.py",
+        "starts[own] = np.cumsum(cuts[own]) - cuts[own]",
+        "starts = np.cumsum(cuts) - cuts",
+        f"{GRAPHS}::test_work_of_many_items_is_split_between_launches",
     ),
     one(
         "card: prompts see their context from its start",

@@ -14,7 +14,7 @@ starts at a multiple of TILE, whatever else is computed alongside.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -74,15 +74,19 @@ class _Rows:
 
 
 class AttentionPlan:
-    """What a step's rows are written to and see, as tensors; `worst` collects the largest magnitude in each row."""
+    """What a step's rows are written to and see, as tensors; `worst` collects the largest magnitude in each row.
 
-    def __init__(self, layout: StepLayout, device: torch.device | str) -> None:
+    `worst`: that of a step that was computed elsewhere.
+    """
+
+    def __init__(self, layout: StepLayout, device: torch.device | str, worst: Tensor | None = None) -> None:
         self.layout = layout
         self.device = torch.device(device)
         self._target_blocks: dict[int | None, Tensor] = {}
         with torch.inference_mode(False):
             # torch's default dtype is the process's, and another model's while that is loaded.
-            self.worst = torch.zeros(layout.num_rows, dtype=torch.float32, device=self.device)
+            fresh = partial(torch.zeros, layout.num_rows, dtype=torch.float32, device=self.device)
+            self.worst = fresh() if worst is None else worst
         self._ranges: dict[ScoreShape, tuple[QueryRange, ...]] = {}
 
     @cached_property

@@ -10,7 +10,7 @@ layers and head our kernels compute needs none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,44 +41,46 @@ class SequenceStep:
         return len(self.token_ids)
 
 
-def filled_up(count: int, row_multiple: int) -> int:
+def filled_up(count: int, row_multiple: int = ROW_MULTIPLE) -> int:
     """The next multiple; 0 stays 0."""
     return -(-count // row_multiple) * row_multiple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """The tensors of one step; `logit_rows` may be padded, its first `num_logits` entries are the requested rows."""
+    """The inputs of one step; `logit_rows` may be padded, its first `num_logits` entries are the requested rows."""
 
-    input_ids: torch.Tensor  # [1, rows]
-    position_ids: torch.Tensor  # [1, rows]
+    input_ids: np.ndarray  # int64 [rows]
+    position_ids: np.ndarray  # int64 [rows]
     spans: tuple[SequenceSpan, ...]
-    logit_rows: torch.Tensor
+    logit_rows: np.ndarray  # int64
     num_logits: int
 
     @property
     def num_rows(self) -> int:
         """Rows with dummies."""
-        return int(self.input_ids.shape[1])
+        return len(self.input_ids)
 
     @classmethod
-    def build(
-        cls, steps: Sequence[SequenceStep], device: torch.device, *, row_multiple: int = ROW_MULTIPLE
-    ) -> ForwardBatch:
-        """Concatenate the steps; cost linear in rows."""
+    def build(cls, steps: Sequence[SequenceStep], filled: Callable[[int], int] = filled_up) -> ForwardBatch:
+        """Concatenate the steps; cost linear in rows. `filled`: with how many rows so many are computed."""
         total = sum(step.num_rows for step in steps)
-        rows = np.zeros((2, 1, filled_up(total, row_multiple)), dtype=np.int64)
+        rows = np.zeros((2, filled(total)), dtype=np.int64)
         asked: list[int] = []
         at = 0
         for step in steps:
             assert step.num_rows > 0, "a step without rows"
             end = at + step.num_rows
-            rows[0, 0, at:end] = step.token_ids
-            rows[1, 0, at:end] = np.arange(step.start, step.start + step.num_rows)
+            rows[0, at:end] = step.token_ids
+            rows[1, at:end] = np.arange(step.start, step.start + step.num_rows)
             if step.logits != "none":
                 asked.extend(range(at if step.logits == "all" else end - 1, end))
             at = end
         spans = tuple(SequenceSpan(step.blocks, step.start, step.num_rows, step.num_stored) for step in steps)
-        padded = asked + asked[-1:] * (filled_up(len(asked), row_multiple) - len(asked))
-        tensors = torch.from_numpy(rows).to(device)
-        return cls(tensors[0], tensors[1], spans, torch.tensor(padded, dtype=torch.int64, device=device), len(asked))
+        padded = asked + asked[-1:] * (filled(len(asked)) - len(asked))
+        return cls(rows[0], rows[1], spans, np.array(padded, dtype=np.int64), len(asked))
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids [1, rows], positions [1, rows] and the rows that become logits, on a device."""
+        rows = torch.from_numpy(np.stack((self.input_ids, self.position_ids))[:, None]).to(device)
+        return rows[0], rows[1], torch.from_numpy(self.logit_rows).to(device)

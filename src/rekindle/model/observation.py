@@ -102,11 +102,11 @@ def _observed(loaded: LoadedModel, modules: list[Any], start: int) -> dict[Any, 
 
     Layers whose K and V another layer attends to are left out: that one finds them where their own code leaves them.
     """
-    layout, ids = loaded.spec.layout, check_tokens(loaded.spec.vocab_size, sum(LENGTHS))
+    layout, tokens = loaded.spec.layout, check_tokens(loaded.spec.vocab_size, sum(LENGTHS))
     tables, num_blocks = interleaved_tables(layout.block_tokens, LENGTHS)
     device = torch.device(loaded.device)
-    steps = [sequence_step(x, 0, table, "last") for x, table in zip(ids.split(LENGTHS), tables, strict=True)]
-    batch = ForwardBatch.build(steps, device)
+    steps = [sequence_step(x, 0, table, "last") for x, table in zip(tokens.split(LENGTHS), tables, strict=True)]
+    batch = ForwardBatch.build(steps)
     plan = AttentionPlan(StepLayout(batch.spans, layout.block_tokens, batch.num_rows), device)
     step = _RecordingStep(loaded.compute.attention(loaded.compute.arena(layout, num_blocks, device)), plan)
     seen: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
@@ -115,7 +115,8 @@ def _observed(loaded: LoadedModel, modules: list[Any], start: int) -> dict[Any, 
         for module in modules
     ]
     try:
-        run_model(loaded.model, step, batch.input_ids, batch.position_ids + start, batch.logit_rows)
+        ids, positions, logit_rows = batch.tensors(device)
+        run_model(loaded.model, step, ids, positions + start, logit_rows)
     finally:
         for handle in handles:
             handle.remove()

@@ -19,7 +19,7 @@ from rekindle.kv.states import StepStates
 from rekindle.kv.step_layout import StepLayout
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.adjustments import History
-from rekindle.model.batch import ForwardBatch
+from rekindle.model.batch import ForwardBatch, filled_up
 from rekindle.model.batch import SequenceStep as SequenceStep
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.sampler import SamplerState, masked, sample
@@ -107,25 +107,32 @@ class ModelRunner:
         self._model = loaded.model
         self._arena = arena
         self._row_multiple = loaded.row_multiple
-        self._compute = loaded.compute
+        self._by = loaded.compute
         self._paged = loaded.compute.attention(arena)
         self._device = torch.device(loaded.device)
 
     def launch(self, steps: Sequence[SequenceStep]) -> LaunchedStep:
         """As `Runner.launch`."""
-        batch = ForwardBatch.build(steps, self._device, row_multiple=self._row_multiple)
+        batch = ForwardBatch.build(steps, self._filled)
         with torch.inference_mode():
             arena = self._arena
             layout = StepLayout(batch.spans, arena.layout.block_tokens, batch.num_rows, arena.rows_of)
-            plan = AttentionPlan(layout, self._device)
-            step = self._step_type(self._paged, plan)
             began = self.clock()
-            logits = run_model(self._model, step, batch.input_ids, batch.position_ids, batch.logit_rows)
+            step, logits = self._compute_batch(batch, layout)
             self.model_s += self.clock() - began
             logits = logits[: batch.num_logits]
             if logits.dtype != torch.float64:
                 logits = logits.float()
         return LaunchedStep(self, steps, step, logits)
+
+    def _filled(self, count: int) -> int:
+        """With how many rows so many are computed."""
+        return filled_up(count, self._row_multiple)
+
+    def _compute_batch(self, batch: ForwardBatch, layout: StepLayout) -> tuple[PagedStep, torch.Tensor]:
+        """Launch all that computes a step; what carries it, and logits, of which the first are the requested ones."""
+        step = self._step_type(self._paged, AttentionPlan(layout, self._device))
+        return step, run_model(self._model, step, *batch.tensors(self._device))
 
     def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
         """As `Runner.forward`."""
@@ -135,7 +142,7 @@ class ModelRunner:
 
     def rest(self) -> None:
         """As `Compute.rest`."""
-        self._compute.rest()
+        self._by.rest()
 
 
 def _failed_steps(steps: Sequence[SequenceStep], failed_spans: Collection[int], logits: torch.Tensor) -> frozenset[int]:

@@ -97,7 +97,7 @@ def join_kernel(
     """Join a row's pieces in their order, divide, and rotate back: one sub-block of one head of out [rows, heads, dim].
 
     `pieces` int32 [rows, 4]: a row's first item, the number of its items, its place among their rows, and its place in
-    the step.
+    the step, -1: there is no such row. A row without items becomes zeros.
     """
     head = tl.program_id(1)
     d = tl.program_id(2) * V.size + tl.arange(0, V.size)
@@ -120,9 +120,10 @@ def join_kernel(
         highest = tl.maximum(top, sink)
         fade = tl.exp2((top - highest) * _LOG2E)
         weight, value = weight * fade + tl.exp2((sink - highest) * _LOG2E), value * fade
-    value = value / weight
+    value = tl.where(count > 0, value / weight, 0.0)
     if CODED:
         value = tl.reshape(butterflies(tl.reshape(value, (1, V.size)), 1, V.size, V.log), (V.size,))
         value = value * V.factor * tl.load(signs + tl.arange(0, V.size))
-    at = out.data + tl.load(own_pieces + 3).to(tl.int64) * out.row + head * out.head + d
-    tl.store(at, value.to(out.data.dtype.element_ty), mask=d < V.dim)
+    row = tl.load(own_pieces + 3).to(tl.int64)
+    at = out.data + row * out.row + head * out.head + d
+    tl.store(at, value.to(out.data.dtype.element_ty), mask=(d < V.dim) & (row >= 0))

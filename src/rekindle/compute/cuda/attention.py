@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -21,7 +20,8 @@ from rekindle.compute.cuda.attend import attend_kernel, join_kernel
 from rekindle.compute.cuda.formats import rotate_kernel, store_kernel
 from rekindle.compute.cuda.places import DTYPES, MOST_TILE, NATIVE, Q4H, Form, Places, Rows, Values
 from rekindle.compute.cuda.prompts import MOST_ROWS, attend_prompt
-from rekindle.compute.cuda.work import LEAST_FOLDED, Items, Partial, Shape, items_of
+from rekindle.compute.cuda.tables import Items, Sheet, Tables, step_tables
+from rekindle.compute.cuda.work import LEAST_FOLDED, Partial, Shape, Use
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena, LayerView
 from rekindle.kv.attention import PagedAttention
@@ -51,8 +51,10 @@ class TritonAttention(PagedAttention):
     def __init__(self, arena: KVArena) -> None:
         super().__init__(arena)
         self._plan: AttentionPlan | None = None
-        self._places: dict[int | None, Places] = {}
-        self._items: dict[tuple[int | None, int, int | None], list[Items]] = {}
+        self._sheet: Sheet | None = None
+        self._is_given = False  # the sheet, whose step was seen before
+        self._windows = {spec.window: None for spec in arena.layout.layers if not spec.latent}  # in their order
+        self._uses: dict[Use, None] = {}  # that the layers made of it so far
         self._values = {spec.index: _values(arena.layer(spec.index)) for spec in arena.layout.layers if not spec.latent}
         forms = [each.form for both in self._values.values() for each in both]
         sizes = {form.size for form in forms if form.format != NATIVE}
@@ -67,22 +69,28 @@ class TritonAttention(PagedAttention):
             super().write(layer_index, k, v, plan)
             return
         self._refuse_misshapen(layer_index, k, v, plan)
-        self._begin(plan)
-        places = self._row_places(layer.spec.window, plan.layout)
+        places = self._sheet_of(plan).places(layer.spec.window)
         for to, x in zip(self._values[layer_index], (k, v), strict=True):
             self._store(to, x, places, plan.worst)
 
-    def _begin(self, plan: AttentionPlan) -> None:
-        if self._plan is not plan:
-            self._plan, self._places, self._items = plan, {}, {}
+    def tables(self, layout: StepLayout) -> Tables:
+        """The tables of a step, as far as earlier steps showed how layers attend."""
+        return step_tables(layout, self._windows, self._uses)
 
-    def _row_places(self, window: int | None, layout: StepLayout) -> Places:
-        """Those of a step's rows, made once for all layers of a window."""
-        if window not in self._places:
-            both = torch.from_numpy(np.stack((layout.row_blocks(window), layout.row_offsets)))
-            blocks, offsets = both.to(self.arena.device, non_blocking=True)
-            self._places[window] = Places(blocks, offsets)
-        return self._places[window]
+    def follow(self, plan: AttentionPlan, sheet: Sheet) -> None:
+        """Take the tables of a step from this sheet, to which others like them can be sent later."""
+        self._plan, self._sheet, self._is_given = plan, sheet, True
+
+    def _sheet_of(self, plan: AttentionPlan, use: Use | None = None) -> Sheet:
+        """The tables of a step, sent once for all layers; again if none attended so before."""
+        is_new = use is not None and use not in self._uses
+        if self._sheet is None or self._plan is not plan or is_new:
+            if use is not None:
+                self._uses[use] = None
+            if self._is_given and self._plan is plan:
+                raise RuntimeError(f"layers attend otherwise than in earlier steps: {use}")
+            self._plan, self._sheet, self._is_given = plan, Sheet.of(self.tables(plan.layout), self.arena.device), False
+        return self._sheet
 
     def _store(self, to: Values, x: Tensor, places: Places, worst: Tensor) -> None:
         stored, form = to
@@ -125,13 +133,12 @@ class TritonAttention(PagedAttention):
         if layer.spec.latent or q.dtype not in DTYPES:
             return super().attend(layer_index, q, plan, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
         self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
-        self._begin(plan)
         keys, values = own = self._values[layer_index]
         out = q.new_empty(*q.shape[:2], values.form.dim)
-        out[plan.layout.num_used :] = 0
         queries = self._queries(keys.form, q)
         is_plain = window is None and softcap is None and sinks is None
-        for items in self._work(layer, q.shape[1], plan.layout, MOST_ROWS if is_plain else None):
+        use = Use(window, q.shape[1] // layer.spec.num_kv_heads, MOST_ROWS if is_plain else None)
+        for items in self._sheet_of(plan, use).items(use):
             self._attend(items, queries, own, out, Scoring(scaling, softcap, window, sinks))
         for row, span in plan.layout.rows_of_spans() if is_plain else ():
             if span.num_rows > MOST_ROWS:
@@ -149,13 +156,6 @@ class TritonAttention(PagedAttention):
         )
         return Rows.of(out)
 
-    def _work(self, layer: LayerView, heads: int, layout: StepLayout, most_rows: int | None) -> list[Items]:
-        """A step's items for layers of a window and a number of heads, made once for all of them."""
-        key = layer.spec.window, heads // layer.spec.num_kv_heads, most_rows
-        if key not in self._items:
-            self._items[key] = items_of(layout, *key, self.arena.device)
-        return self._items[key]
-
     def _attend(self, items: Items, queries: Rows, layer: Layer, out: Tensor, scoring: Scoring) -> None:
         """The rows of one launch."""
         keys, values = layer
@@ -170,9 +170,9 @@ class TritonAttention(PagedAttention):
             scoring.softcap is not None,
             DTYPES[out.dtype],
         )
-        sums = out.new_empty(items.count, kv_heads, items.folded, values.form.dim, dtype=torch.float32)
+        sums = out.new_empty(items.most, kv_heads, items.folded, values.form.dim, dtype=torch.float32)
         partial = Partial(sums, sums.new_empty(*sums.shape[:3], 2))
-        attend_kernel[(min(self._programs, items.count * kv_heads),)](
+        attend_kernel[(min(self._programs, max(1, items.most) * kv_heads),)](
             queries,
             keys.stored,
             values.stored,

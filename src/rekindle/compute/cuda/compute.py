@@ -15,6 +15,8 @@ from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.loaded import LoadedModel
+from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
 
 LEAST_CAPABILITY = (8, 0)  # products of bf16
@@ -43,6 +45,17 @@ class TritonCompute(TorchCompute):
         from rekindle.compute.cuda.attention import TritonAttention
 
         return TritonAttention(arena)
+
+    def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
+        """As `Compute.runner`."""
+        from rekindle.compute.cuda.graphs import CudaGraphs, GraphRunner, can_be_recorded
+
+        on_card = torch.device(loaded.device).type == "cuda"  # else in Triton's interpreter
+        return (
+            GraphRunner(loaded, arena, CudaGraphs())
+            if on_card and can_be_recorded(loaded)
+            else ModelRunner(loaded, arena)
+        )
 
     def rest(self) -> None:
         """A thread that launches kernels holds nothing."""

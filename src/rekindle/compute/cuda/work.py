@@ -4,17 +4,15 @@
     rows of one tile                                          [ . . . . )     three items, joined for each row
 
 Owns how a context is cut: at multiples of a size that depends on a row's own position, so that the sums of a row are
-the same in every step and company.
+the same in every step and company. Arrays alone: `tables` brings them to the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,10 +20,11 @@ from torch import Tensor
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 
 FIELDS = 6  # of a work item: table, first row, number of rows, position of the first row, first token, end
+PIECE_FIELDS = 4  # of a row: its first item, the number of its items, its place among their rows, its place in the step
 LEAST_FOLDED, MOST_FOLDED = 16, 32  # rows times query heads of a K/V head that a program computes together
 MOST_ITEMS = 4096  # of a launch, unless one tile has more: each has partial sums in memory
-PIECES = ((1024, 64), (8192, 128), (16384, 256), (65536, 512))  # rows before these positions: pieces of so many tokens
-LONGEST_PIECE = 1024
+LIMITS = np.array([1024, 8192, 16384, 65536])  # rows before these positions have pieces of so many tokens
+PIECES = np.array([64, 128, 256, 512, 1024])
 
 
 class Shape(NamedTuple):
@@ -56,70 +55,77 @@ class Partial(NamedTuple):
     extremes: Tensor  # fp32 [items, kv heads, folded, 2]: the largest score and the sum of weights
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Use(NamedTuple):
+    """Attention of layers, as far as the work of a step depends on it."""
+
+    window: int | None
+    shared: int  # query heads of a K/V head
+    most_rows: int | None  # of a span that is not left out
+
+
+class Launch(NamedTuple):
     """The work of one launch: see `attend_kernel` and `join_kernel`."""
 
-    count: int
     folded: int
-    work: Work
-    pieces: Tensor
+    items: np.ndarray  # int32 [items, FIELDS]
+    pieces: np.ndarray  # int32 [rows, PIECE_FIELDS]
 
 
-@dataclass(slots=True)
-class _Launch:
-    """Items of tiles with one number of folded rows, as lists."""
-
-    folded: int
-    items: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
-    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
-
-    def sent(self, tables: Tensor, device: torch.device) -> Items:
-        """All of it in one copy to the device."""
-        items, pieces = np.array(self.items, np.int32), np.array(self.pieces, np.int32)
-        together = np.concatenate((np.array([len(items)], np.int32), items.ravel(), pieces.ravel()))
-        count, own, rows = torch.from_numpy(together).to(device).split((1, items.size, pieces.size))
-        return Items(len(items), self.folded, Work(tables, own.view(items.shape), count), rows.view(pieces.shape))
-
-
-def items_of(
-    layout: StepLayout, window: int | None, shared: int, most_rows: int | None, device: torch.device
-) -> list[Items]:
-    """The launches of a step for layers of a window whose K/V heads are shared by so many query heads each; without
-    spans of more than `most_rows`."""
-    contexts = [layout.context(window, span) for span in layout.spans]
-    starts = np.cumsum([0, *(len(each) for each in contexts)])
-    tables = torch.from_numpy(np.concatenate(contexts)).to(device)
-    open_, done = dict[int, _Launch](), list[_Launch]()
-    for (row, span), table in zip(layout.rows_of_spans(), starts.tolist(), strict=False):
-        if most_rows is not None and span.num_rows > most_rows:
-            continue
-        least = LEAST_FOLDED if span.num_rows * shared <= LEAST_FOLDED else MOST_FOLDED
-        folded = max(triton.next_power_of_2(shared), least)
-        for position, until in _tiles(span, folded // shared):
-            launch = open_.setdefault(folded, _Launch(folded))
-            first_row, first = row + position - span.start, len(launch.items)
-            cuts = _cuts(position, until, window)
-            rows = range(until - position)
-            launch.items += [(table, first_row, len(rows), position, begin, end) for begin, end in cuts]
-            launch.pieces += [(first, len(cuts), each, first_row + each) for each in rows]
-            if len(launch.items) >= MOST_ITEMS:
-                done.append(open_.pop(folded))
-    return [each.sent(tables, device) for each in (*done, *open_.values())]
+def launches(layout: StepLayout, use: Use) -> list[Launch]:
+    """The launches of a step; rows that nobody reads are among those of the first, without items."""
+    tiles: dict[int, list[tuple[int, int, int, int]]] = {}  # by folded: table, first row, rows, first position
+    table = 0
+    for row, span in layout.rows_of_spans():
+        if use.most_rows is None or span.num_rows <= use.most_rows:
+            least = LEAST_FOLDED if span.num_rows * use.shared <= LEAST_FOLDED else MOST_FOLDED
+            folded = max(triton.next_power_of_2(use.shared), least)
+            own = tiles.setdefault(folded, [])
+            for position, until in _tiles(span, folded // use.shared):
+                own.append((table, row + position - span.start, until - position, position))
+        table += len(span.blocks)
+    found = [launch for folded, own in tiles.items() for launch in _launches(folded, np.array(own), use.window)]
+    unread = np.arange(layout.num_used, layout.num_rows)
+    if len(unread):
+        none = np.zeros((0, FIELDS), np.int32), np.zeros((0, PIECE_FIELDS), np.int32)
+        first = found[0] if found else Launch(LEAST_FOLDED, *none)
+        rest = _stacked(*np.zeros((PIECE_FIELDS - 1, len(unread)), np.int32), unread)
+        found[:1] = [first._replace(pieces=np.concatenate((first.pieces, rest)))]
+    return found
 
 
 def _tiles(span: SequenceSpan, rows: int) -> Iterator[tuple[int, int]]:
     """Positions [first, end) of at most `rows` rows whose pieces have one size."""
     position, end = span.start, span.start + span.num_rows
     while position < end:
-        border = next((limit for limit, _ in PIECES if position < limit), end)
+        border = next((limit for limit in LIMITS.tolist() if position < limit), end)
         until = min(end, border, position + rows)
         yield position, until
         position = until
 
 
-def _cuts(position: int, until: int, window: int | None) -> list[tuple[int, int]]:
-    """The pieces of the context of these rows, from the first token that one of them may see."""
-    size = next((size for limit, size in PIECES if position < limit), LONGEST_PIECE)
-    oldest = 0 if window is None else max(0, position - window + 1)
-    return [(begin, min(begin + size, until)) for begin in range(oldest // size * size, until, size)]
+def _launches(folded: int, tiles: np.ndarray, window: int | None) -> Iterator[Launch]:
+    """The items of tiles [tiles, 4], from the first token that one of a tile's rows may see."""
+    position, until = tiles[:, 3], tiles[:, 2] + tiles[:, 3]
+    size = PIECES[np.searchsorted(LIMITS, position, side="right")]
+    oldest = np.zeros_like(position) if window is None else np.maximum(0, position - window + 1)
+    first = oldest // size * size
+    cuts = -(-(until - first) // size)
+    group = (np.cumsum(cuts) - cuts) // MOST_ITEMS
+    for own in np.split(np.arange(len(tiles)), np.flatnonzero(np.diff(group)) + 1):
+        tile, nth = _repeated(own, cuts)
+        begin = first[tile] + nth * size[tile]
+        items = _stacked(*tiles[tile].T, begin, np.minimum(begin + size[tile], until[tile]))
+        starts = np.zeros_like(cuts)
+        starts[own] = np.cumsum(cuts[own]) - cuts[own]
+        tile, nth = _repeated(own, tiles[:, 2])
+        yield Launch(folded, items, _stacked(starts[tile], cuts[tile], nth, tiles[tile, 1] + nth))
+
+
+def _repeated(own: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each of these tiles as often as it counts, and the numbers from 0 on for each."""
+    counts = counts[own]
+    return np.repeat(own, counts), np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _stacked(*columns: np.ndarray) -> np.ndarray:
+    return np.stack(columns, 1).astype(np.int32)

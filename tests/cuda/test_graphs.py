@@ -1,0 +1,165 @@
+"""Steps as graphs: the same results from one recorded step for any other that fits, and a step that cannot be recorded.
+
+On a card the graphs are CUDA's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rekindle.compute.cuda.attention import TritonAttention
+from rekindle.compute.cuda.compute import TritonCompute
+from rekindle.compute.cuda.graphs import CudaGraphs, GraphRunner, Outputs, Recorder
+from rekindle.compute.cuda.tables import Sheet
+from rekindle.compute.cuda.work import Use, launches
+from rekindle.kv.arena import KVArena
+from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.reference import relative_error
+from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.loaded import LoadedModel
+from tests.cuda.test_attention import DEVICE, FP32, LAYERS
+from tests.model.helpers import Bench, in_memory, random_ids
+from tests.tiny_models import tiny_model
+
+COMPUTE = TritonCompute("triton", "a card or the interpreter")
+
+
+class Again:
+    """Where there is no card: calls a function anew, and puts what it gives where the first results are."""
+
+    def record(self, function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        first = function()
+
+        def launch() -> None:
+            for old, new in zip(first, function(), strict=True):
+                old.copy_(new)
+
+        return launch, first
+
+
+class Counted:
+    """Notes what is recorded and launched."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder = CudaGraphs() if DEVICE.type == "cuda" else Again()
+        self.recorded = self.launched = 0
+
+    def record(self, function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        launch, found = self.recorder.record(function)
+        self.recorded += 1
+
+        def counted() -> None:
+            self.launched += 1
+            launch()
+
+        return counted, found
+
+
+def loaded_model(kind: str) -> LoadedModel:
+    model = in_memory(tiny_model(kind, FP32).to(DEVICE), kv="q4h")
+    return replace(model, compute=COMPUTE, device=DEVICE.type)
+
+
+def benches(kind: str, recorder: Recorder) -> tuple[Bench, Bench]:
+    """The same model twice: its steps launched kernel by kernel, and as graphs."""
+    loaded = loaded_model(kind)
+    plain, graphed = Bench(replace(loaded, compute=TritonCompute("triton", "plain"))), Bench(loaded)
+    graphed.runner = GraphRunner(loaded, graphed.arena, recorder)
+    return plain, graphed
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_recorded_step_computes_others_of_its_bucket(kind: str) -> None:
+    recorder, ids = Counted(), {name: random_ids(60, seed=seed) for seed, name in enumerate("abc")}
+    plain, graphed = benches(kind, recorder)
+    done, logits = dict.fromkeys(ids, 0), []
+    for rows in ("a9 b40", "a1 b1", "a1 b1", "a1 b1 c2", "a2", "c3", "b1 a1 c1", "a2 c2", "a1", "c4 b2", "b5 c1 a1"):
+        steps = []
+        for name, count in ((each[0], int(each[1:])) for each in rows.split()):
+            steps.append((name, ids[name][done[name] : done[name] + count]))
+            done[name] += count
+        logits.append([torch.cat(bench.forward(*steps)) for bench in (plain, graphed)])
+    for wanted, got in logits:
+        assert relative_error(got, wanted) < 2e-5
+    assert (recorder.recorded, recorder.launched) == (2, 8), "of four rows from the third step on, of eight the last"
+    for name in ids:
+        wanted, got = (np.frombuffer(b"".join(bench.stored_bytes(name)), np.uint8) for bench in (plain, graphed))
+        assert (wanted != got).mean() < 1e-3
+
+
+def test_rows_that_are_not_finite_fail_in_a_graph_too() -> None:
+    recorder = Counted()
+    _, graphed = benches("llama", recorder)
+    model, ids = graphed.runner._model, random_ids(20)
+    for token in ids[:4]:
+        graphed.forward(("a", [token]), ("b", [token]))
+        assert not graphed.failed
+    with torch.no_grad():
+        model.get_input_embeddings().weight[ids[5]] = float("nan")
+    graphed.forward(("a", [ids[6]]), ("b", [ids[5]]))
+    assert graphed.failed == {1} and recorder.launched == 3
+
+
+class Refusing:
+    """A card that cannot hold what a model does in a graph."""
+
+    def record(self, function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def test_a_step_that_cannot_be_recorded_is_launched_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    plain, graphed = benches("llama", Refusing())
+    ids = random_ids(20)
+    with caplog.at_level(logging.WARNING):
+        for rows in (slice(0, 9), slice(9, 10), slice(10, 11), slice(11, 12), slice(12, 15)):
+            wanted, got = (torch.cat(bench.forward(("a", ids[rows]))) for bench in (plain, graphed))
+            assert relative_error(got, wanted) < 2e-5
+    (told,) = [record.message for record in caplog.records if record.name.endswith("graphs")]
+    assert told.endswith("slower: RuntimeError: operation not permitted when stream is capturing")
+
+
+def test_layers_may_not_attend_otherwise_while_a_step_is_recorded() -> None:
+    """Their tables would be sent from memory that the graph reads again after it was given back."""
+    layer, layout = LAYERS["q4h"], StepLayout([SequenceSpan([0], 0, 4, 4)], 32, 4)
+    ours, plan, q = (
+        TritonAttention(KVArena(layer.layout, 1, DEVICE)),
+        AttentionPlan(layout, DEVICE),
+        torch.zeros(4, 6, 64),
+    )
+    ours.attend(5, q.to(DEVICE), plan, **layer.scoring)
+    again = AttentionPlan(layout, DEVICE)
+    ours.follow(again, Sheet.of(ours.tables(layout), DEVICE))
+    ours.attend(5, q.to(DEVICE), again, **layer.scoring)
+    with pytest.raises(RuntimeError, match="layers attend otherwise than in earlier steps"):
+        ours.attend(5, q[:, :2].to(DEVICE), again, **layer.scoring)
+    ours.attend(5, q[:, :2].to(DEVICE), plan, **layer.scoring)
+
+
+def test_a_sheet_refuses_a_table_that_is_too_long() -> None:
+    sheet = Sheet({("ids",): 3, ("positions",): 5}, DEVICE)
+    sheet.send({("ids",): np.arange(3), ("positions",): np.arange(4)})
+    assert sheet["ids",].tolist() == [0, 1, 2] and sheet["positions",].tolist() == [0, 1, 2, 3, -1]
+    with pytest.raises(AssertionError, match="4 numbers of"):
+        sheet.send({("ids",): np.arange(4)})
+
+
+def test_work_of_many_items_is_split_between_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = StepLayout([SequenceSpan(range(40), 600, 9, 600), SequenceSpan(range(40, 80), 900, 1, 900)], 32, 12)
+    use = Use(None, 32, None)
+    ((_, whole, pieces),) = launches(layout, use)
+    monkeypatch.setattr("rekindle.compute.cuda.work.MOST_ITEMS", 25)
+    parts = launches(layout, use)
+    assert [len(each.items) for each in parts] == [30, 20, 30, 25] and len(whole) == 105
+    assert np.array_equal(np.concatenate([each.items for each in parts]), whole)
+    read = np.concatenate([each.pieces for each in parts])
+    assert sorted(read[:, 3].tolist()) == sorted(pieces[:, 3].tolist()) == list(range(12))
+    for items, own in ((each.items, each.pieces) for each in parts):
+        for first, count, inside, row in own.tolist():
+            found = items[first : first + count]
+            assert count == 0 or ((found[:, 1] + inside == row).all() and inside < found[0, 2])
