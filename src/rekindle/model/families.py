@@ -16,6 +16,7 @@ from rekindle.spec import Format, KVLayout, LayerSpec, StateSpec, StateTensor
 
 BLOCK_TOKENS = CacheSettings().block_tokens
 Served = Literal["yes", "text", "no"]
+OnCard = Literal["graphs", "kernels", "torch", ""]
 Kind = Literal["attention", "windows", "experts", "latents", "convolutions", "delta rule", "mamba", "vision", "refused"]
 
 
@@ -86,7 +87,8 @@ class Example:
 class Family:
     """Models of one form. `model_types` as their configs name them; `promise`: of the self-test, on a CPU.
 
-    `served`: "text" of models that see as well; "no" with the reason in `about`.
+    `served`: "text" of models that see as well; "no" with the reason in `about`. `on_card`: what is launched on a card
+    in a step of few rows: a graph, or kernel by kernel; "torch": that, with attention to latents by torch.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Family:
     served: Served = "yes"
     promise: Literal["bitwise", "close", ""] = "bitwise"
     example: Example | None = None
+    on_card: OnCard = "graphs"
 
 
 FAMILIES = (
@@ -187,6 +190,7 @@ FAMILIES = (
         "multi-head latent attention, whose rotary key stays in 16 bits; experts",
         "latents",
         example=Example("GLM-4.7-Flash", (Latents(47),)),
+        on_card="torch",
     ),
     Family(
         "DeepSeek V2, V3 and R1",
@@ -194,6 +198,7 @@ FAMILIES = (
         "multi-head latent attention, experts",
         "latents",
         example=Example("DeepSeek V3", (Latents(61),)),
+        on_card="torch",
     ),
     Family(
         "MiniCPM 3, Youtu, A.X K1, LongCat Flash",
@@ -201,6 +206,7 @@ FAMILIES = (
         "multi-head latent attention; some with experts",
         "latents",
         example=Example("MiniCPM3-4B", (Latents(62, 256, 32),)),
+        on_card="torch",
     ),
     Family(
         "Qwen2.5-VL, Qwen3-VL, Mistral Small 3 and 4 and Ministral 3 as they are shipped",
@@ -215,6 +221,7 @@ FAMILIES = (
         "short convolutions",
         "convolutions",
         example=Example("LFM2-1.2B", (Layers(6, 8, 64), States(10, 2048, 3))),
+        on_card="kernels",
     ),
     Family(
         "Qwen 3.5 and 3.6",
@@ -224,6 +231,7 @@ FAMILIES = (
         "text",
         "close",
         Example("Qwen3.6-27B", (Layers(16, 4, 256), States(48, 10240, 4, 48 * 128 * 128))),
+        on_card="kernels",
     ),
     Family(
         "Qwen 3.5 and 3.6 mixtures",
@@ -233,8 +241,11 @@ FAMILIES = (
         "text",
         "close",
         Example("Qwen3.6-35B-A3B", (Layers(10, 2, 256), States(30, 8192, 4, 32 * 128 * 128))),
+        on_card="kernels",
     ),
-    Family("Qwen3-Next", ("qwen3_next",), "Gated DeltaNet and experts", "delta rule", promise="close"),
+    Family(
+        "Qwen3-Next", ("qwen3_next",), "Gated DeltaNet and experts", "delta rule", promise="close", on_card="kernels"
+    ),
     Family(
         "Kimi Linear, Ling hybrids",
         ("kimi_linear", "bailing_hybrid"),
@@ -242,8 +253,16 @@ FAMILIES = (
         "delta rule",
         promise="close",
         example=Example("Kimi-Linear-48B", (Latents(7), States(20, 3 * 4096, 4, 32 * 128 * 128))),
+        on_card="torch",
     ),
-    Family("OLMo Hybrid", ("olmo_hybrid",), "Gated DeltaNet in three of four layers", "delta rule", promise="close"),
+    Family(
+        "OLMo Hybrid",
+        ("olmo_hybrid",),
+        "Gated DeltaNet in three of four layers",
+        "delta rule",
+        promise="close",
+        on_card="kernels",
+    ),
     Family(
         "Granite 4-H",
         ("granitemoehybrid",),
@@ -251,6 +270,7 @@ FAMILIES = (
         "mamba",
         promise="close",
         example=Example("Granite-4-H-Small", (Layers(4, 8, 128), States(36, 8448, 4, 128 * 64 * 128))),
+        on_card="kernels",
     ),
     Family(
         "Nemotron-H and 3",
@@ -259,6 +279,7 @@ FAMILIES = (
         "mamba",
         promise="close",
         example=Example("Nemotron-3-Nano-30B", (Layers(6, 2, 128), States(23, 6144, 4, 64 * 64 * 128))),
+        on_card="kernels",
     ),
     Family(
         "Falcon-H1, Bamba, Zamba 2",
@@ -266,6 +287,7 @@ FAMILIES = (
         "Mamba 2, alongside attention or between",
         "mamba",
         promise="close",
+        on_card="kernels",
     ),
     Family(
         "Jamba",
@@ -274,6 +296,7 @@ FAMILIES = (
         "refused",
         "no",
         "",
+        on_card="",
     ),
     Family(
         "DeepSeek V3.2, GLM-5",
@@ -282,9 +305,10 @@ FAMILIES = (
         "refused",
         "no",
         "",
+        on_card="",
     ),
-    Family("MiniMax 01", ("minimax",), "lightning attention with a cache of its own", "refused", "no", ""),
-    Family("Llama 4", ("llama4_text",), "attention within chunks", "refused", "no", ""),
-    Family("StableLM", ("stablelm",), "keywords that do not reach its attention", "refused", "no", ""),
-    Family("Falcon", ("falcon",), "attention of its own", "refused", "no", ""),
+    Family("MiniMax 01", ("minimax",), "lightning attention with a cache of its own", "refused", "no", "", on_card=""),
+    Family("Llama 4", ("llama4_text",), "attention within chunks", "refused", "no", "", on_card=""),
+    Family("StableLM", ("stablelm",), "keywords that do not reach its attention", "refused", "no", "", on_card=""),
+    Family("Falcon", ("falcon",), "attention of its own", "refused", "no", "", on_card=""),
 )
