@@ -124,6 +124,20 @@ CARDS = (
         f"{TESTS}::test_hard_vectors_are_stored_as_on_a_processor",
     ),
     one(
+        "card: a save that is not waited for",
+        "compute/cuda/arena.py",
+        "            copied.synchronize()\n",
+        "",
+        "tests/cuda/test_arena.py::test_a_payload_is_not_touched_before_its_copy_is_waited_for",
+    ),
+    one(
+        "card: a load in no order with a purge",
+        "compute/cuda/arena.py",
+        "own(after=self._changed)",
+        "own(after=None)",
+        "tests/cuda/test_arena.py::test_a_load_is_copied_after_what_was_wiped_before",
+    ),
+    one(
         "pieces of a cpu's size everywhere",
         "kv/plan.py",
         "MOST_SCORES_ELSEWHERE = 1 << 26",

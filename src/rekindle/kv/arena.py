@@ -218,6 +218,10 @@ class KVArena:
         A state is copied whole.
         """
         torch.from_numpy(out).copy_(self.parts[part][self.row(part, block)])
+        self.cut(part, num_tokens, out)
+
+    def cut(self, part: int, num_tokens: int, out: np.ndarray) -> None:
+        """Zero the bytes of a part's payload, uint8 [payload_bytes], beyond its first tokens; a state stays whole."""
         if num_tokens == self.layout.block_tokens:
             return
         for layer in self.layout.parts[part].sections:
@@ -229,8 +233,7 @@ class KVArena:
     def write(self, block: int, part: int, data: np.ndarray) -> None:
         """Replace a part's payload by `data` uint8 [payload_bytes] (may be read-only) that `read` produced."""
         if not self._on_host:
-            ours = data if data.flags.writeable else data.copy()  # or torch warns
-            self.parts[part][self.row(part, block)].copy_(torch.from_numpy(ours))
+            self.parts[part][self.row(part, block)].copy_(on_host(data))
         elif not np.may_share_memory(data, row := self._on_host[part][self.row(part, block)]):
             row[:] = data
 
@@ -264,6 +267,11 @@ class KVArena:
                     good = sections[0].isfinite()
                 bad = (~good.flatten(1).all(1)).nonzero()
                 assert not len(bad), f"layer {index}: {name} of row {int(bad[0])} does not decode to finite numbers"
+
+
+def on_host(payload: np.ndarray) -> Tensor:
+    """A payload as a tensor: of its own memory, unless that is read-only, of which torch would warn."""
+    return torch.from_numpy(payload if payload.flags.writeable else payload.copy())
 
 
 def _zeros(num_rows: int, payload_bytes: int, device: torch.device) -> Tensor:

@@ -5,10 +5,12 @@ Everything between attention calls is computed by the model's own modules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.cpu.compute import TorchCompute
 from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
@@ -39,6 +41,17 @@ class TritonCompute(TorchCompute):
     def digest(self) -> str:
         """What the bits depend on, apart from this package."""
         return f"{self.compiler}, {self.card}"
+
+    def arena(
+        self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
+    ) -> KVArena:
+        """As `Compute.arena`."""
+        from rekindle.compute.cuda.arena import CardArena, CudaStreams
+
+        where = torch.device(device)
+        if where.type != "cuda":  # Triton's interpreter
+            return KVArena(layout, num_blocks, where, windows)
+        return CardArena(layout, num_blocks, where, windows, CudaStreams(where))
 
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""
