@@ -13,13 +13,13 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
 from rekindle.compute.cpu.compute import KernelCompute
-from rekindle.compute.cpu.decoder import FusedDecoder, fuse_layers
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.levels import LEVELS
 from rekindle.compute.cpu.packed import observed_linears
 from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
+from rekindle.model.fused_layers import FusedLayer
 from rekindle.model.geometry import probe
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.selftest import self_test
@@ -68,12 +68,16 @@ def packed(
     return replace(in_memory(model, kv=kv), compute=KernelCompute(kernels.library))
 
 
+def fuse(loaded: LoadedModel) -> int:
+    return loaded.compute.fuse(loaded)
+
+
 def layers_of(loaded: LoadedModel) -> Any:
     return loaded.model.model.layers
 
 
 def fused_layers(loaded: LoadedModel) -> int:
-    return sum(isinstance(module.__dict__.get("forward"), FusedDecoder) for module in loaded.model.modules())
+    return sum(isinstance(module.__dict__.get("forward"), FusedLayer) for module in loaded.model.modules())
 
 
 def paths(loaded: LoadedModel) -> Iterator[torch.Tensor]:
@@ -94,7 +98,7 @@ def error(ours: LoadedModel, theirs: LoadedModel) -> float:
 @pytest.mark.parametrize("kv", ["bf16", "q4h"])
 def test_layers_give_the_outputs_of_their_own_code(kind: str, kv: str, chosen: library.KernelChoice) -> None:
     own, fused = (packed(kind, chosen, kv=kv) for _ in range(2))
-    assert fuse_layers(fused) == len(layers_of(fused)) == fused_layers(fused) == 3
+    assert fuse(fused) == len(layers_of(fused)) == fused_layers(fused) == 3
     own_error = error(own, packed(kind, library.KernelChoice(None), kv=kv))
     assert error(fused, own) < 0.5 * own_error  # what our products and attention differ from torch's by
 
@@ -107,7 +111,7 @@ def not_needed(*args: Any) -> Any:
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures_give_the_outputs_of_their_own_code(kind: str, weights: Weights, chosen: library.KernelChoice) -> None:
     own, fused = (packed(kind, chosen, weights=weights, kv="q4h") for _ in range(2))
-    assert fuse_layers(fused) == len(layers_of(fused)) == fused_layers(fused) == 3
+    assert fuse(fused) == len(layers_of(fused)) == fused_layers(fused) == 3
     for layer in layers_of(fused):  # whose own code is not needed in a step over blocks
         layer.mlp.forward = not_needed
     pairs = zip(paths(fused), paths(own), strict=True)
@@ -118,7 +122,7 @@ def test_mixtures_give_the_outputs_of_their_own_code(kind: str, weights: Weights
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures_that_do_something_else_are_left_alone(kind: str, fastest: library.KernelChoice) -> None:
     loaded = packed(kind, fastest, change=scaled)
-    assert fuse_layers(loaded) == fused_layers(loaded) == 0
+    assert fuse(loaded) == fused_layers(loaded) == 0
 
 
 @pytest.mark.parametrize("weights", ["native", "int8", "int4"])
@@ -127,7 +131,7 @@ def test_every_path_gives_the_same_bits_without_dummies(
     kind: str, weights: Weights, chosen: library.KernelChoice
 ) -> None:
     loaded = replace(packed(kind, chosen, weights=weights, kv="q4h"), row_multiple=1)
-    assert fuse_layers(loaded) == 3
+    assert fuse(loaded) == 3
     assert self_test(loaded).promise == "bitwise"
     padded = replace(loaded, row_multiple=4)
     assert all(torch.equal(*each) for each in zip(paths(loaded), paths(padded), strict=True))
@@ -137,7 +141,7 @@ def test_dummies_attend_to_nothing(fastest: library.KernelChoice) -> None:
     loaded, seen = packed("llama", fastest), list[torch.Tensor]()
     loaded.model.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].clone()))
     for fused in (False, True):
-        assert not fused or fuse_layers(loaded) == 3
+        assert not fused or fuse(loaded) == 3
         bench = Bench(loaded)
         bench.forward(("b", random_ids(64)))  # memory holds rows of another step
         bench.forward(("a", random_ids(61)))
@@ -150,7 +154,7 @@ def test_dummies_attend_to_nothing(fastest: library.KernelChoice) -> None:
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_no_bit(threads: int, fastest: library.KernelChoice) -> None:
     loaded = packed("qwen3", fastest, kv="q4h", hidden_size=512, intermediate_size=1024)
-    assert fuse_layers(loaded) == 3
+    assert fuse(loaded) == 3
     alone = list(paths(loaded))
     torch.set_num_threads(threads)
     try:
@@ -163,13 +167,13 @@ def test_threads_change_no_bit(threads: int, fastest: library.KernelChoice) -> N
 @pytest.mark.parametrize("kind", OTHERS)
 def test_layers_of_another_form_are_left_alone(kind: str, fastest: library.KernelChoice) -> None:
     loaded = packed(kind, fastest)
-    assert fuse_layers(loaded) == fused_layers(loaded) == 0
+    assert fuse(loaded) == fused_layers(loaded) == 0
 
 
 def test_layers_without_positions_are_left_alone(fastest: library.KernelChoice) -> None:
     loaded = packed("smollm3", fastest, hidden_size=128, num_hidden_layers=4)  # its fourth layer has none
-    assert fuse_layers(loaded) == 3
-    assert not isinstance(layers_of(loaded)[3].forward, FusedDecoder)
+    assert fuse(loaded) == 3
+    assert not isinstance(layers_of(loaded)[3].forward, FusedLayer)
 
 
 def scaled(model: Any) -> None:
@@ -217,7 +221,7 @@ def with_more(model: Any) -> None:
 @pytest.mark.parametrize("change", [scaled, small_updates, other_epsilon, gelu, hooked, patched, with_more])
 def test_layers_that_do_something_else_are_left_alone(change: Change, fastest: library.KernelChoice) -> None:
     loaded = packed("llama", fastest, change=change)
-    assert fuse_layers(loaded) == fused_layers(loaded) == 0
+    assert fuse(loaded) == fused_layers(loaded) == 0
     assert error(loaded, packed("llama", library.KernelChoice(None), change=change)) < 0.1
 
 
@@ -229,7 +233,7 @@ def test_norms_and_gates_of_other_kinds_are_computed_too(fastest: library.Kernel
             norm.__class__ = type("Shifted", (type(norm),), {"forward": shifted_forward})
 
     own, fused = (packed("llama", fastest, change=change) for _ in range(2))
-    assert fuse_layers(fused) == 3
+    assert fuse(fused) == 3
     assert error(fused, own) < 0.02
 
 
@@ -245,14 +249,14 @@ def test_one_layer_that_differs_does_not_keep_the_others_from_it(fastest: librar
         model.model.layers[1].mlp.act_fn = nn.GELU()
 
     loaded = packed("llama", fastest, change=change)
-    assert fuse_layers(loaded) == 2
-    assert not isinstance(layers_of(loaded)[1].forward, FusedDecoder)
+    assert fuse(loaded) == 2
+    assert not isinstance(layers_of(loaded)[1].forward, FusedLayer)
     assert error(loaded, packed("llama", fastest, change=change)) < 0.05
 
 
 def test_a_layer_without_kernels_or_in_fp32_is_left_alone() -> None:
-    assert fuse_layers(in_memory(tiny_model("llama", BF16))) == 0
-    assert fuse_layers(in_memory(tiny_model("llama", torch.float32))) == 0
+    assert fuse(in_memory(tiny_model("llama", BF16))) == 0
+    assert fuse(in_memory(tiny_model("llama", torch.float32))) == 0
 
 
 def test_the_layers_own_code_computes_what_is_no_step_over_blocks(fastest: library.KernelChoice) -> None:
@@ -262,7 +266,7 @@ def test_the_layers_own_code_computes_what_is_no_step_over_blocks(fastest: libra
     with torch.inference_mode():
         before = loaded.model(input_ids=ids, use_cache=False).logits
     loaded.model.set_attn_implementation("rekindle")
-    assert fuse_layers(loaded) == 3
+    assert fuse(loaded) == 3
     loaded.model.set_attn_implementation("eager")
     with torch.inference_mode():
         assert torch.equal(loaded.model(input_ids=ids, use_cache=False).logits, before)
@@ -272,7 +276,7 @@ def test_the_layers_own_code_computes_what_is_no_step_over_blocks(fastest: libra
 
 def test_numbers_that_are_not_finite_fail_their_own_sequence_only(fastest: library.KernelChoice) -> None:
     loaded = packed("llama", fastest, kv="q4h")
-    assert fuse_layers(loaded) == 3
+    assert fuse(loaded) == 3
     clean = Bench(loaded).forward(("b", random_ids(9)))[0]
     with torch.no_grad():
         loaded.model.get_input_embeddings().weight[7] = torch.nan

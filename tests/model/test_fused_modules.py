@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from rekindle.compute.cpu.fused_modules import fuse_modules
+from rekindle.compute.cpu.decoder import DecoderKernels
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.decoder import DecoderKernel
 from rekindle.compute.cpu.kernels.levels import LEVELS
@@ -18,6 +18,7 @@ from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import observed_linears, pack_linears
 from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.layer_forms import WeightFormat
+from rekindle.model.fused_layers import fuse_modules
 from rekindle.model.geometry import probe
 from rekindle.model.selftest import self_test
 from rekindle.model.trial import row_errors, trial_forward
@@ -69,7 +70,7 @@ def test_what_is_fused_of_each_architecture_gives_its_logits(kernels: library.Ke
     pack(model, kernels, lambda: probe(model))
     ids = random_ids(50)
     theirs = reference_logits(model, ids)
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     assert fused_counts(model) == KINDS[kind]
     assert float(row_errors(reference_logits(model, ids), theirs).median()) < 0.02
     trial_forward(in_memory(model), BF16)
@@ -79,7 +80,7 @@ def test_a_model_with_fused_modules_gives_the_same_bits_on_every_path(kernels: l
     model = tiny_model("qwen3", BF16)
     in_memory(model)
     pack(model, kernels, lambda: probe(model))
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     loaded, ids = in_memory(model, kv="q4h"), random_ids(41)
     assert self_test(loaded).promise == "bitwise"
     bench = Bench(loaded)
@@ -161,7 +162,7 @@ def test_a_module_that_is_fused_takes_rows_of_any_shape(
     rows = 3 * torch.randn(2, 9, columns).to(BF16)
     pack(model, kernels, lambda: model[0](rows))
     theirs = model[0](rows)
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     assert "forward" in model[0].__dict__
     ours = model[0](rows)
     torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-7)
@@ -179,7 +180,7 @@ def test_an_mlp_is_fused_whatever_its_weights_are(weights: WeightFormat, kernels
     rows = 3 * torch.randn(9, 40).to(BF16)
     pack(model, kernels, lambda: [mlp(rows) for mlp in model], weights)
     theirs = [mlp(rows) for mlp in model]
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     assert fused_counts(model) == {"Mlp": 8}
     for mlp, own in zip(model, theirs, strict=True):
         assert float((mlp(rows) - own).norm() / own.norm()) < 0.01
@@ -195,14 +196,14 @@ class Doubling(Mlp):
 def test_the_modules_own_weights_are_compared_in_8_bits_too(kernels: library.KernelLibrary) -> None:
     model = nn.ModuleList([Doubling()])
     pack(model, kernels, lambda: model[0](torch.zeros(1, 40, dtype=BF16)), "int8")
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     assert fused_counts(model) == {}
 
 
 def test_rows_in_fp32_are_left_to_the_modules_own_code(kernels: library.KernelLibrary) -> None:
     model, rows = nn.ModuleList([Norm()]), torch.randn(4, 72)
     theirs = model[0](rows)
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     assert "forward" in model[0].__dict__ and torch.equal(model[0](rows), theirs)
 
 
@@ -229,5 +230,5 @@ def test_what_computes_something_else_is_left_alone(
     model = nn.ModuleList([make()])
     pack(model, kernels, lambda: isinstance(model[0], Mlp) and model[0](torch.zeros(1, 40, dtype=BF16)), weights)
     assert isinstance(model[0], Norm | nn.LayerNorm) or isinstance(model[0].up_proj, PackedLinear)
-    fuse_modules(model.modules(), DecoderKernel(kernels))
+    fuse_modules(model.modules(), DecoderKernels(DecoderKernel(kernels)))
     assert fused_counts(model) == {}

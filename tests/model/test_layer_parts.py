@@ -83,5 +83,5 @@ def test_a_mixture_has_its_gate_and_router(kind: str) -> None:
 
 def test_what_is_no_linear_layer_to_the_device_has_no_parts() -> None:
     mlp = tiny_model("llama", BF16).model.layers[0].mlp
-    assert mlp_parts(mlp, is_linear) is not None
-    assert mlp_parts(mlp, lambda module: is_linear(module) and module is not mlp.up_proj) is None
+    assert mlp_parts(mlp, is_linear, BF16) is not None
+    assert mlp_parts(mlp, lambda module: is_linear(module) and module is not mlp.up_proj, BF16) is None

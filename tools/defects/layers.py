@@ -115,8 +115,8 @@ LAYERS: tuple[Mutant, ...] = (
     ),
     one(
         "layers compared with their own rows only",
-        "compute/cpu/decoder.py",
-        "for each in (*seen, *(each.smaller() for each in seen))",
+        "model/fused_layers.py",
+        "for each in (*seen, *smaller)",
         "for each in seen",
         DIFFERENT,
     ),

@@ -19,7 +19,6 @@ from transformers import AutoConfig
 
 from rekindle import allocator
 from rekindle.compute.cpu import packed, weights
-from rekindle.compute.cpu.decoder import fuse_layers
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.saved_weights import ReadyWeights, SavedWeights
@@ -219,7 +218,7 @@ def _inputs(directory: Path, digests: DigestCache, **known: Any) -> partial[dict
 def _fused(draft: LoadedModel) -> LoadedModel:
     """Let the kernels compute the layers that they can; without dummies if torch multiplies nothing then."""
     with refusing(f"the layers of {draft.spec.architecture} cannot be computed by the kernels", "; try kernels=torch"):
-        num_fused = fuse_layers(draft)
+        num_fused = draft.compute.fuse(draft)
     if num_fused < len(draft.spec.layout.layers) or packed.has_linears(draft.model):
         return draft
     return replace(draft, row_multiple=1)

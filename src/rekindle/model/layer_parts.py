@@ -55,7 +55,7 @@ IsLinear = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormParts:
-    """RMSNorm: the quotient is rounded to bf16 before or after the weights, fp32 [columns], multiply it."""
+    """RMSNorm: the quotient is rounded to the rows' dtype before or after the weights, fp32 [columns], multiply it."""
 
     module: Any
     weight: torch.Tensor
@@ -76,14 +76,14 @@ class NormParts:
         return (wide * self.weight).to(rows.dtype)
 
 
-def norm_parts(module: Any) -> NormParts | None:
-    """The parts of a module that holds one bf16 weight and an epsilon, and is RMSNorm; None for any other."""
+def norm_parts(module: Any, dtype: torch.dtype) -> NormParts | None:
+    """The parts of a module that holds one weight of this dtype and an epsilon, and is RMSNorm; None for any other."""
     weight = module._parameters.get("weight")
     epsilon = next((getattr(module, name) for name in EPSILONS if isinstance(getattr(module, name, None), float)), None)
     alone = len(module._parameters) == 1 and not module._buffers and not module._modules
-    if epsilon is None or not alone or weight is None or weight.dim() != 1 or not holds_bf16(weight):
+    if epsilon is None or not alone or weight is None or weight.dim() != 1 or not holds(weight, dtype):
         return None
-    rows = random_rows(len(weight)).to(weight.device)
+    rows = random_rows(len(weight), dtype).to(weight.device)
     theirs = own_result(partial(type(module).forward, module), rows)
     for offset in (0.0, 1.0):
         for rounding in ROUNDINGS:
@@ -121,7 +121,7 @@ class MlpParts:
         return self.down(ACTIVATIONS[self.activation](gates) * others)
 
 
-def mlp_parts(module: Any, is_linear: IsLinear) -> MlpParts | None:
+def mlp_parts(module: Any, is_linear: IsLinear, dtype: torch.dtype) -> MlpParts | None:
     """The parts of a module that holds gate, up and down projections, and is a gated MLP; None for any other."""
     children: dict[str, Any] = dict(module._modules)
     linears = [children.pop(name) for name in (*GATES, UP, DOWN) if name in children]
@@ -133,23 +133,23 @@ def mlp_parts(module: Any, is_linear: IsLinear) -> MlpParts | None:
         return None
     if not all(map(is_linear, linears)):
         return None
-    small, rows = _over_small_weights(module), random_rows(SMALL)
+    small, rows = _over_small_weights(module, dtype), random_rows(SMALL, dtype)
     theirs = own_result(partial(type(module).forward, small), rows)
     forms = (each for each in ACTIVATIONS if same_results(MlpParts.of(small, each).computed(rows), theirs))
     return next((MlpParts.of(module, activation) for activation in forms), None)
 
 
-def _over_small_weights(module: Any) -> Any:
-    """A copy of an MLP that computes with few random bf16 weights in place of the module's."""
+def _over_small_weights(module: Any, dtype: torch.dtype) -> Any:
+    """A copy of an MLP that computes with few random weights in place of the module's."""
     small = copy.copy(module)
     small._modules = dict(module._modules)
     generator = torch.Generator().manual_seed(1)
     for name in (*GATES, UP, DOWN):
         if name in module._modules:
             columns = 2 * SMALL if name in GATES and UP not in module._modules else SMALL
-            linear = nn.Linear(SMALL, columns, bias=False, dtype=torch.bfloat16)
+            linear = nn.Linear(SMALL, columns, bias=False, dtype=dtype)
             weight = torch.randn(columns, SMALL, generator=generator) / SMALL**0.5  # outputs as large as inputs
-            linear.weight = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
+            linear.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
             small._modules[name] = linear
     return small
 
@@ -228,7 +228,12 @@ def router_parts(module: Any, rows: torch.Tensor) -> RouterParts | None:
     held = [each for each in parameters.values() if each is not None]
     if weight is None or weight.dim() != 2 or not parameters.keys() <= {"weight", "bias"}:
         return None
-    if not all(map(holds_bf16, held)) or module._modules or module._buffers or not isinstance(count, int):
+    if (
+        not all(holds(each, torch.bfloat16) for each in held)
+        or module._modules
+        or module._buffers
+        or not isinstance(count, int)
+    ):
         return None
     own = Routed.by(module, rows) if weight.shape[1] == rows.shape[1] else None
     if own is None or own.chosen.shape[1] != count:
@@ -283,13 +288,14 @@ def mixture_parts(module: Any) -> MixtureParts | None:
 class LayerParts:
     """A decoder layer of Llama's form or Gemma's: its norms by what they are, linear layers, MLP or mixture, attention.
 
-    `scaling`, `window`, `softcap` and `sinks` are those of its calls of attention, by `heads` query heads.
+    `mlp`: None where it is of no known form. `scaling`, `window`, `softcap` and `sinks` are those of its calls of
+    attention, by `heads` query heads.
     """
 
     module: Any
     norms: dict[str, NormParts]
     projections: tuple[Any, Any, Any, Any]  # of q, k, v and what attention gives
-    mlp: MlpParts | MixtureParts
+    mlp: MlpParts | MixtureParts | None
     heads: int
     scaling: float
     window: int | None
@@ -323,18 +329,20 @@ def may_be_layer(module: Any, is_linear: IsLinear) -> bool:
 
 def layer_parts(module: Any, call: AttentionCall, spec: LayerSpec, is_linear: IsLinear) -> LayerParts | None:
     """The parts of a layer that `may_be_layer` and called attention so; None if one is of no known form or size."""
-    own = module.self_attn._modules
+    own, dtype = module.self_attn._modules, call.q.dtype
     of_heads = {name[0]: own[name] for name in HEAD_NORMS & own.keys()}
-    norms = {part: norm_parts(norm) for part, norm in {**layer_norms(module), **of_heads}.items()}
+    norms = {part: norm_parts(norm, dtype) for part, norm in {**layer_norms(module), **of_heads}.items()}
     known = {part: norm for part, norm in norms.items() if norm is not None}
-    mlp = mlp_parts(module.mlp, is_linear) or mixture_parts(module.mlp)
-    if call.kv_index != call.layer_index or mlp is None or known.keys() != norms.keys():
+    mlp = mlp_parts(module.mlp, is_linear, dtype) or mixture_parts(module.mlp)
+    if call.kv_index != call.layer_index or known.keys() != norms.keys():
         return None
     projections = (own["q_proj"], own["k_proj"], own["v_proj"], own["o_proj"])
     attends = (call.q.shape[1], call.scaling, call.window, call.softcap, call.sinks)
     found = LayerParts(module, known, projections, mlp, *attends)
     right = {part: spec.k_dim if part in of_heads else found.size for part in known}
-    fits = mlp.sizes == {found.size} and all(known[part].columns == size for part, size in right.items())
+    fits = (mlp is None or mlp.sizes == {found.size}) and all(
+        known[part].columns == size for part, size in right.items()
+    )
     return found if fits else None
 
 
@@ -343,10 +351,10 @@ def is_changed(module: nn.Module) -> bool:
     return any(module.__dict__.get(name) for name in HOOKS)
 
 
-def holds_bf16(tensor: torch.Tensor) -> bool:
-    """Whether a parameter is nothing but bf16 values."""
+def holds(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a parameter is nothing but values of this dtype."""
     plain = type(tensor) is nn.Parameter and type(tensor.data) is torch.Tensor and tensor.layout is torch.strided
-    return plain and tensor.dtype == torch.bfloat16
+    return plain and tensor.dtype == dtype
 
 
 def own_result(code: Callable[..., Any], *given: Any) -> Any:

@@ -89,6 +89,9 @@ class Compute(Protocol):
     def attention(self, arena: KVArena) -> PagedAttention:
         """Attention over the blocks of an arena, for modules of transformers."""
 
+    def fuse(self, loaded: LoadedModel) -> int:
+        """Compute layers of a model by kernels in place of their own code, where they give the same; how many."""
+
     def runner(self, loaded: LoadedModel, arena: KVArena) -> Runner:
         """What serves a model, and is what its proof runs."""
 

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.compute.cpu.decoder import DecoderKernels
 from rekindle.compute.cpu.fused_attention import FusedAttention
 from rekindle.compute.cpu.kernels import thread_pool
+from rekindle.compute.cpu.kernels.decoder import DecoderKernel
+from rekindle.compute.cpu.kernels.experts import ExpertsKernel
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.compute.cpu.memory import memory_of
+from rekindle.compute.cpu.mixtures import fuse_experts
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.model.device import Memory
+from rekindle.model.fused_layers import fuse_layers
 from rekindle.model.loaded import BY_TORCH, LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import KVLayout
@@ -59,6 +64,13 @@ class KernelCompute(TorchCompute):
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""
         return PagedAttention(arena) if self.library is None else FusedAttention(arena, self.library)
+
+    def fuse(self, loaded: LoadedModel) -> int:
+        """As `Compute.fuse`."""
+        if self.library is None:
+            return 0
+        fuse_experts(loaded.model, ExpertsKernel(self.library))
+        return fuse_layers(loaded, DecoderKernels(DecoderKernel(self.library)))
 
     def rest(self) -> None:
         """End the pool of threads that the calling thread computed with."""

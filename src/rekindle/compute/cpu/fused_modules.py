@@ -1,16 +1,12 @@
-"""Modules of transformers that are computed by one call of our kernels: RMSNorm and gated MLPs.
+"""RMSNorm and gated MLPs by one call of our kernels.
 
-Owns which modules are fused: those whose parts are known (`layer_parts`) and of which the kernels give the same bits
-but for a few roundings. Where an MLP's last product rounds its inputs to 8 bits, one such rounding moves many outputs:
-there its outputs may differ by what 8 bits allow. The module stays where it is with all its attributes; only its
-`forward` is ours, which leaves to its own code whatever is not bf16 rows alone. Modules with hooks are left alone;
-hooks that are registered later, on parts of a fused module, are not called.
+Owns which the kernels compute: those that give the bits of the module's own code but for a few roundings. Where an
+MLP's last product rounds its inputs to 8 bits, one such rounding moves many outputs: there its outputs may differ by
+what 8 bits allow.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,36 +15,20 @@ import torch
 from rekindle.compute.cpu.kernels.decoder import DecoderKernel, MlpLayer, NormLayer
 from rekindle.compute.cpu.kernels.linear import Linear
 from rekindle.compute.cpu.packed_modules import PackedLinear
-from rekindle.model.compare import random_rows, same_in_8_bits, same_results
-from rekindle.model.layer_parts import MlpParts, NormParts, is_changed, mlp_parts, norm_parts, own_result
-
-log = logging.getLogger(__name__)
-
-
-def fuse_modules(modules: Iterable[Any], kernel: DecoderKernel) -> None:
-    """Fuse what can be fused of modules whose linear layers are packed."""
-    counts = {"norms": 0, "MLPs": 0}
-    for module in modules:
-        if is_changed(module):
-            continue
-        of_norm, of_mlp = norm_parts(module), mlp_parts(module, is_packed)
-        norm = None if of_norm is None else norm_layer(of_norm, kernel)
-        mlp = None if of_mlp is None else mlp_layer(of_mlp, kernel)
-        if norm is not None:
-            module.forward = _forward(module, norm.columns, partial(_normalised, kernel, norm))
-        elif mlp is not None:
-            module.forward = _forward(module, mlp.depth, partial(_gated, kernel, mlp))
-        counts["norms"] += norm is not None
-        counts["MLPs"] += mlp is not None
-    log.info("%s are fused", ", ".join(f"{count} {name}" for name, count in counts.items()))
+from rekindle.model.compare import same_in_8_bits, same_results
+from rekindle.model.fused_layers import ModuleKernel
+from rekindle.model.layer_parts import MlpParts, NormParts, is_changed
 
 
 def norm_layer(parts: NormParts, kernel: DecoderKernel) -> NormLayer | None:
     """What computes a norm as its module's own code does, or None."""
-    rows = random_rows(parts.columns)
     norm = NormLayer(parts.weight.numpy(), parts.epsilon, parts.rounding)
-    theirs = own_result(partial(type(parts.module).forward, parts.module), rows)
-    return norm if same_results(_normalised(kernel, norm, rows), theirs) else None
+    return norm if norm_kernel(norm, kernel).agrees(parts.module, torch.bfloat16) else None
+
+
+def norm_kernel(norm: NormLayer, kernel: DecoderKernel) -> ModuleKernel:
+    """A norm of rows of any shape."""
+    return ModuleKernel(norm.columns, partial(_normalised, kernel, norm))
 
 
 def _normalised(kernel: DecoderKernel, norm: NormLayer, x: torch.Tensor) -> torch.Tensor:
@@ -68,10 +48,13 @@ def mlp_layer(parts: MlpParts, kernel: DecoderKernel) -> MlpLayer | None:
         mlp = MlpLayer(linear(parts.gate), up, linear(parts.down), parts.activation)
     except ValueError:
         return None
-    rows = random_rows(mlp.depth)
-    theirs = own_result(partial(type(parts.module).forward, parts.module), rows)
     same = same_results if parts.down.packed.format == "bf16" else same_in_8_bits
-    return mlp if same(_gated(kernel, mlp, rows), theirs) else None
+    return mlp if mlp_kernel(mlp, kernel).agrees(parts.module, torch.bfloat16, same) else None
+
+
+def mlp_kernel(mlp: MlpLayer, kernel: DecoderKernel) -> ModuleKernel:
+    """An MLP of rows of any shape."""
+    return ModuleKernel(mlp.depth, partial(_gated, kernel, mlp))
 
 
 def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tensor:
@@ -79,19 +62,6 @@ def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tenso
     out = x.new_empty(*x.shape[:-1], mlp.columns)
     kernel.mlp(mlp, x.data_ptr(), out.data_ptr(), rows=x.numel() // mlp.depth, threads=torch.get_num_threads())
     return out
-
-
-def _forward(module: Any, size: int, computed: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """What computes bf16 rows of this size so, and leaves anything else to the module's own code."""
-    own = type(module).forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        x = None if kwargs or len(args) != 1 else args[0]
-        if not isinstance(x, torch.Tensor) or x.dtype is not torch.bfloat16 or x.shape[-1] != size:
-            return own(module, *args, **kwargs)
-        return computed(x)
-
-    return forward
 
 
 def linear(module: PackedLinear) -> Linear:

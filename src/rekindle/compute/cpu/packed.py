@@ -33,7 +33,7 @@ from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products, same_weights
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.kept_tensors import is_placeholder, placeholder
-from rekindle.model.layer_parts import holds_bf16, is_changed
+from rekindle.model.layer_parts import holds, is_changed
 
 log = logging.getLogger(__name__)
 LINEARS = (nn.Linear, Conv1D)
@@ -213,7 +213,7 @@ def is_plain(module: nn.Module) -> bool:
 def is_bf16(tensor: torch.Tensor) -> bool:
     """Whether a parameter is nothing but bf16 values, contiguous or those of a placeholder, on the CPU."""
     whole = tensor.is_contiguous() or is_placeholder(tensor)
-    return holds_bf16(tensor) and tensor.device.type == "cpu" and whole
+    return holds(tensor, torch.bfloat16) and tensor.device.type == "cpu" and whole
 
 
 def _places(model: nn.Module) -> Places:

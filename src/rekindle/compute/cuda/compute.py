@@ -70,6 +70,10 @@ class TritonCompute(TorchCompute):
             else ModelRunner(loaded, arena)
         )
 
+    def fuse(self, loaded: LoadedModel) -> int:
+        """As `Compute.fuse`."""
+        return 0
+
     def rest(self) -> None:
         """A thread that launches kernels holds nothing."""
 
