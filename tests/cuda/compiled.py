@@ -1,8 +1,9 @@
-"""Compile, without a card, what attention would launch on one: python -m tests.cuda.compiled 80 86 89 90 120
+"""Compile, without a card, what layers would launch on one: python -m tests.cuda.compiled 80 86 89 90 120
 
-The launches are those of `TritonAttention`, recorded. A line of JSON for each kernel, layer and kind of card has the
-registers of a thread, the bytes that are spilled from them, the shared memory of a program, and how many of its loads
-are of single bytes. Layers but the first are compiled for the first kind alone.
+The launches are those of `TritonAttention` and of `rows`, recorded. A line of JSON for each kernel, layer and kind of
+card has the registers of a thread, the bytes that are spilled from them, the shared memory of a program, and how many
+of its loads are of single bytes and of single numbers of 16 bits. Layers but the first are compiled for the first kind
+alone.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from rekindle.compute.cuda import attention, prompts
+from rekindle.compute.cuda import attention, prompts, rows
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.layer_parts import ACTIVATIONS, ROUNDINGS, NormParts
 from tests.kv.steps import Layer
 
 BF16 = torch.bfloat16
@@ -44,7 +46,12 @@ KERNELS = {
     "attend_kernel": attention,
     "join_kernel": attention,
     "widen_kernel": prompts,
+    "add_norm_kernel": rows,
+    "gate_kernel": rows,
+    "heads_kernel": rows,
 }
+NUM_ROWS = 328
+SIZE, INNER = 4096, 14336  # of a row, and of what an MLP gates
 
 
 @dataclass
@@ -64,19 +71,49 @@ def launches(layer: Layer) -> list[Recorder]:
     try:
         for name, module in KERNELS.items():
             setattr(module, name, recorders[name])
-        ours = attention.TritonAttention(KVArena(layer.layout, 60))
-        spans = [SequenceSpan(range(20 * n, 20 * n + 20), 1000, rows, 1000) for n, rows in enumerate((1, 64, 260))]
-        plan = AttentionPlan(StepLayout(spans, layer.block_tokens, 328), "cpu")
-        k, v, q = (
-            torch.zeros(328, heads, dim, dtype=layer.dtype)
-            for heads, dim in ((layer.kv_heads, layer.k_dim), (layer.kv_heads, layer.v_dim), (layer.heads, layer.k_dim))
-        )
-        ours.write(5, k, v, plan)
-        ours.attend(5, q, plan, **layer.scoring)
+        attend(layer)
+        between(layer)
     finally:
         for name, module in KERNELS.items():
             setattr(module, name, recorders[name].kernel)
     return [recorder for recorder in recorders.values() if recorder.launches]
+
+
+def attend(layer: Layer) -> None:
+    ours = attention.TritonAttention(KVArena(layer.layout, 60))
+    spans = [SequenceSpan(range(20 * n, 20 * n + 20), 1000, count, 1000) for n, count in enumerate((1, 64, 260))]
+    plan = AttentionPlan(StepLayout(spans, layer.block_tokens, NUM_ROWS), "cpu")
+    k, v, q = (
+        torch.zeros(NUM_ROWS, heads, dim, dtype=layer.dtype)
+        for heads, dim in ((layer.kv_heads, layer.k_dim), (layer.kv_heads, layer.v_dim), (layer.heads, layer.k_dim))
+    )
+    ours.write(5, k, v, plan)
+    ours.attend(5, q, plan, **layer.scoring)
+
+
+def between(layer: Layer) -> None:
+    """Norms, sums, gates and rotary embedding in all their forms, over rows as merged products leave them."""
+    x, both = (torch.zeros(NUM_ROWS, columns, dtype=layer.dtype) for columns in (SIZE, 2 * INNER))
+    early, late = (rows.Norm.of(NormParts(None, torch.ones(SIZE), 1e-6, rounding)) for rounding in ROUNDINGS)
+    rows.normalised(x, early)
+    rows.added_and_normalised(x, x, None, early)
+    rows.added_and_normalised(x, x, late, late)
+    rows.added(x, x, None)
+    rows.added(x, x, late)
+    for activation in ACTIVATIONS:
+        rows.gated(*both.chunk(2, -1), activation)
+    q, k, _ = torch.zeros(NUM_ROWS, layer.heads + 2 * layer.kv_heads, layer.k_dim, dtype=layer.dtype).split(
+        [layer.heads, layer.kv_heads, layer.kv_heads], 1
+    )
+    of_heads = [rows.Norm.of(NormParts(None, torch.ones(layer.k_dim), 1e-6, rounding)) for rounding in ROUNDINGS]
+    for dims, paired, (q_norm, k_norm) in (
+        (layer.k_dim, False, (None, None)),
+        (layer.k_dim, False, of_heads),
+        (layer.k_dim // 2, False, of_heads),
+        (layer.k_dim // 2, True, (None, None)),
+    ):
+        cos = torch.zeros(NUM_ROWS, dims, dtype=layer.dtype)
+        rows.place_heads((q, q_norm), (k, k_norm), (cos, cos), dims, paired=paired)
 
 
 @dataclass(frozen=True)
@@ -115,10 +152,14 @@ def registers_and_spills(ptx: str, arch: int) -> tuple[int, int]:
 def report(arch: int, layers: dict[str, Layer]) -> Iterator[dict[str, Any]]:
     """A line for each kernel and layer."""
     driver.set_active(NoCard(arch))
+    seen = set[tuple[str, str]]()
     for name, layer in layers.items():
         for recorder in launches(layer):
-            different = {repr(sorted(named.items())): (args, named) for args, named in recorder.launches}
-            for args, named in different.values():
+            for args, named in recorder.launches:
+                compiled_for = recorder.kernel.__name__, repr(sorted(named.items()))
+                if compiled_for in seen:
+                    continue
+                seen.add(compiled_for)
                 made = recorder.kernel.warmup(*args, grid=(1,), **named)
                 registers, spilled = registers_and_spills(made.asm["ptx"], arch)
                 yield {
@@ -130,6 +171,7 @@ def report(arch: int, layers: dict[str, Layer]) -> Iterator[dict[str, Any]]:
                     "spilled": spilled,
                     "shared": made.metadata.shared,
                     "bytewise": len(re.findall(r"ld\.global[.\w]*\.[bsu]8 ", made.asm["ptx"])),
+                    "narrow": len(re.findall(r"ld\.global(?!\.v)[.\w]*\.[bsu]16 ", made.asm["ptx"])),
                 }
 
 

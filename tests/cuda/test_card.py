@@ -1,4 +1,4 @@
-"""What only a card can show of attention: bits that depend on no company, and bf16 by its matrix units."""
+"""What only a card can show: bits that depend on no company, bf16 by its matrix units, and layers in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rekindle.compute.cuda.attention import TritonAttention
 from rekindle.kv.arena import KVArena
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan
+from rekindle.model.observation import observed
+from rekindle.model.trial import row_errors
 from tests.cuda.test_attention import DEVICE, LAYERS
+from tests.cuda.test_decoder import KINDS, fused_of, model_of, on_card, paths
 from tests.kv.steps import Layer, Rows, in_chunks, scattered_blocks, step
 
 BF16 = torch.bfloat16
@@ -55,3 +58,33 @@ def test_bf16_agrees_with_the_definitions(layer: Layer, count: int) -> None:
     spans = [SequenceSpan(blocks, num_tokens - 5, 5, num_tokens)]
     assert relative_error(got, attention_reference(ours.arena, 5, rows.q[-5:], spans, **layer.scoring)) < BOUND
     ours.check()
+
+
+@pytest.mark.parametrize("kv", ["bf16", "q4h"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_in_bf16_give_what_their_own_code_gives(kind: str, kv: str) -> None:
+    theirs, ours = (on_card(model_of(kind, BF16), kv) for _ in range(2))
+    assert ours.compute.fuse(ours) == fused_of(ours)[0] == 2
+    errors = [row_errors(*each) for each in zip(paths(ours), paths(theirs), strict=True)]
+    # The median: a rounding sends single rows of a mixture to another expert.
+    assert float(torch.cat(errors).median()) < 0.04
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_layer_can_be_captured_and_replayed(kind: str) -> None:
+    """It neither waits for the card nor copies from the host once the tables of its step are there."""
+    ours = on_card(model_of(kind, BF16), "q4h")
+    layers = list(ours.model.model.layers)
+    with torch.inference_mode():
+        seen = observed(ours, layers)
+        assert ours.compute.fuse(ours) == 2
+        for layer in layers:
+            one = seen[layer][0]
+            eager = layer.forward(one.hidden, **one.keywords).clone()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = layer.forward(one.hidden, **one.keywords)
+            captured.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(captured, eager)

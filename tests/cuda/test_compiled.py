@@ -1,4 +1,4 @@
-"""Every kernel of attention is compiled for the kinds of cards that people own, and fits on them."""
+"""Every kernel is compiled for the kinds of cards that people own, and fits on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 CARDS = ("86", "80", "89", "90", "120")
 MOST_SHARED = 99 << 10  # of a program, in bytes: what 86, 89 and 120 have
 MOST_SPILLED = 16  # bytes of a thread
-KERNELS = {"store_kernel", "rotate_kernel", "attend_kernel", "join_kernel", "widen_kernel"}
+KERNELS = {
+    *("store_kernel", "rotate_kernel", "attend_kernel", "join_kernel", "widen_kernel"),
+    *("add_norm_kernel", "gate_kernel", "heads_kernel"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +47,7 @@ def test_registers_and_shared_memory_are_enough(lines: list[dict[str, Any]]) -> 
 def test_stored_values_are_read_many_bytes_at_a_time(lines: list[dict[str, Any]]) -> None:
     """A tile has 4096 bytes or more of codes; single bytes are scales of a few."""
     assert max(line["bytewise"] for line in lines if line["kernel"] == "attend_kernel") <= 32
+
+
+def test_rows_are_read_many_numbers_at_a_time(lines: list[dict[str, Any]]) -> None:
+    assert {line["narrow"] for line in lines if line["kernel"] in ("add_norm_kernel", "gate_kernel")} == {0}

@@ -9,6 +9,10 @@ RIGHT = f"{TESTS}::test_kernels_agree_with_the_definitions"
 GRAPHS = "tests/cuda/test_graphs.py"
 RECORDED = f"{GRAPHS}::test_a_recorded_step_computes_others_of_its_bucket"
 BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
+ROWS, DECODER = (f"tests/cuda/test_{name}.py" for name in ("rows", "decoder"))
+SUMS, GATES = f"{ROWS}::test_rows_are_summed_and_normed", f"{ROWS}::test_rows_are_gated"
+HEADS = f"{ROWS}::test_heads_are_normed_and_rotated_in_place"
+OUTPUTS = f"{DECODER}::test_layers_give_what_their_own_code_gives"
 
 CARDS = (
     one(
@@ -143,5 +147,75 @@ CARDS = (
         "MOST_SCORES_ELSEWHERE = 1 << 26",
         "MOST_SCORES_ELSEWHERE = 1 << 21",
         "tests/kv/test_attention_exactness.py::test_pieces_are_small_where_they_stay_in_a_cpus_cache_alone",
+    ),
+    one(
+        "card: the mean of a row taken over its padding",
+        "compute/cuda/elementwise.py",
+        "tl.sum(value * value, 1, keep_dims=True) / WIDTH.columns",
+        "tl.sum(value * value, 1, keep_dims=True) / WIDTH.padded",
+        SUMS,
+    ),
+    one(
+        "card: what a norm is given in place of the sum",
+        "compute/cuda/elementwise.py",
+        "        value += tl.load(base.data",
+        "        value = tl.load(base.data",
+        SUMS,
+    ),
+    one(
+        "card: the gelu of another steepness",
+        "compute/cuda/elementwise.py",
+        "1.5957691216057308",
+        "1.702",
+        GATES,
+    ),
+    one(
+        "card: heads rotated the other way",
+        "compute/cuda/elementwise.py",
+        "turned -= _product(",
+        "turned += _product(",
+        HEADS,
+    ),
+    one(
+        "card: dimensions that are not rotated left out of their norm",
+        "compute/cuda/elementwise.py",
+        "            squares += tl.sum(rest * rest, 1, keep_dims=True)\n",
+        "",
+        HEADS,
+    ),
+    one(
+        "card: norms of q taken for those of k",
+        "compute/cuda/elementwise.py",
+        "positions, k_norm, num_rows, HEADS.k_rounding",
+        "positions, q_norm, num_rows, HEADS.q_rounding",
+        HEADS,
+    ),
+    one(
+        "card: norms of what attention gives left out",
+        "compute/cuda/decoder.py",
+        'norms.get("attention_output")',
+        "None",
+        f"{OUTPUTS}[gemma2]",
+    ),
+    one(
+        "card: norms of what MLPs give left out",
+        "compute/cuda/decoder.py",
+        'self.norms.get("mlp_output")',
+        "None",
+        f"{OUTPUTS}[gemma2]",
+    ),
+    one(
+        "card: neighbours in a head never rotated",
+        "compute/cuda/decoder.py",
+        'ROTARY: tuple[Rotary, ...] = ("whole", "first", "pairs")',
+        'ROTARY: tuple[Rotary, ...] = ("whole", "first")',
+        f"{OUTPUTS}[glm]",
+    ),
+    one(
+        "card: weights that lie together kept twice",
+        "compute/cuda/linears.py",
+        "setattr(module, name, nn.Parameter(part, requires_grad=False))",
+        "pass",
+        f"{DECODER}::test_weights_that_lie_together_take_no_more_memory_and_serve_their_modules_too",
     ),
 )

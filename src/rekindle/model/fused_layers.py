@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rekindle.model.adapter import STEP_KEYWORD
-from rekindle.model.compare import random_rows, same_results
+from rekindle.model.compare import same_results
 from rekindle.model.layer_parts import (
     LayerParts,
     MlpParts,
@@ -89,9 +89,8 @@ class ModuleKernel(NamedTuple):
     columns: int
     computed: Callable[[Tensor], Tensor]
 
-    def agrees(self, module: Any, dtype: torch.dtype, same: Callable[[Tensor, Any], bool] = same_results) -> bool:
-        """Whether it gives what the module's own code gives for random rows."""
-        rows = random_rows(self.columns, dtype).to(next(module.parameters()).device)
+    def agrees(self, module: Any, rows: Tensor, same: Callable[[Tensor, Any], bool] = same_results) -> bool:
+        """Whether it gives what the module's own code gives for `random_rows`."""
         return same(self.computed(rows), own_result(partial(type(module).forward, module), rows))
 
 
@@ -103,7 +102,7 @@ class LayerKernels(Protocol):
         """That of the rows which they compute."""
 
     def is_linear(self, module: Any) -> bool:
-        """Whether they multiply by a module: one without hooks."""
+        """Whether they multiply by a module."""
 
     def layers(self, parts: LayerParts, spec: LayerSpec) -> Iterable[LayerKernel]:
         """A layer in the forms that it may have, the likeliest first; none if one of its parts is not for them."""

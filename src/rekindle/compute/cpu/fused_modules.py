@@ -15,7 +15,7 @@ import torch
 from rekindle.compute.cpu.kernels.decoder import DecoderKernel, MlpLayer, NormLayer
 from rekindle.compute.cpu.kernels.linear import Linear
 from rekindle.compute.cpu.packed_modules import PackedLinear
-from rekindle.model.compare import same_in_8_bits, same_results
+from rekindle.model.compare import random_rows, same_in_8_bits, same_results
 from rekindle.model.fused_layers import ModuleKernel
 from rekindle.model.layer_parts import MlpParts, NormParts, is_changed
 
@@ -23,7 +23,7 @@ from rekindle.model.layer_parts import MlpParts, NormParts, is_changed
 def norm_layer(parts: NormParts, kernel: DecoderKernel) -> NormLayer | None:
     """What computes a norm as its module's own code does, or None."""
     norm = NormLayer(parts.weight.numpy(), parts.epsilon, parts.rounding)
-    return norm if norm_kernel(norm, kernel).agrees(parts.module, torch.bfloat16) else None
+    return norm if norm_kernel(norm, kernel).agrees(parts.module, random_rows(norm.columns)) else None
 
 
 def norm_kernel(norm: NormLayer, kernel: DecoderKernel) -> ModuleKernel:
@@ -49,7 +49,7 @@ def mlp_layer(parts: MlpParts, kernel: DecoderKernel) -> MlpLayer | None:
     except ValueError:
         return None
     same = same_results if parts.down.packed.format == "bf16" else same_in_8_bits
-    return mlp if mlp_kernel(mlp, kernel).agrees(parts.module, torch.bfloat16, same) else None
+    return mlp if mlp_kernel(mlp, kernel).agrees(parts.module, random_rows(mlp.depth), same) else None
 
 
 def mlp_kernel(mlp: MlpLayer, kernel: DecoderKernel) -> ModuleKernel:

@@ -1,7 +1,4 @@
-"""A card by kernels in Triton, if they run there and write the bytes that a processor writes.
-
-Everything between attention calls is computed by the model's own modules.
-"""
+"""A card by kernels in Triton, if they run there and write the bytes that a processor writes."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.model.fused_layers import fuse_layers
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
@@ -72,7 +70,11 @@ class TritonCompute(TorchCompute):
 
     def fuse(self, loaded: LoadedModel) -> int:
         """As `Compute.fuse`."""
-        return 0
+        from rekindle.compute.cuda.decoder import CardKernels
+        from rekindle.compute.cuda.places import DTYPES
+
+        kernels = CardKernels(loaded.dtype, torch.device(loaded.device))
+        return fuse_layers(loaded, kernels) if loaded.dtype in DTYPES else 0
 
     def rest(self) -> None:
         """A thread that launches kernels holds nothing."""

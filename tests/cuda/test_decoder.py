@@ -1,0 +1,138 @@
+"""Decoder layers on a card: what transformers' own code gives, as many as must be fused, and only where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rekindle.compute.cuda.compute import TritonCompute
+from rekindle.kv.reference import relative_error
+from rekindle.model.fused_layers import FusedLayer
+from rekindle.model.loaded import LoadedModel
+from tests.cuda.conftest import IS_INTERPRETED
+from tests.cuda.test_attention import DEVICE
+from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
+from tests.tiny_models import tiny_model
+
+FP32 = torch.float32
+# Kind -> what its layers have that no other's do; all layers of each are fused.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},  # biases
+    "qwen3": {},  # norms of heads
+    "gemma2": {"layer_types": ["sliding_attention", "full_attention"]},  # four norms, a soft cap
+    "gemma3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "gpt-oss": {"layer_types": ["sliding_attention", "full_attention"]},  # sinks, a mixture; halves share positions
+    "glm": {},  # pairs of neighbours are rotated, in half of a head; an MLP of two products
+    "glm4-moe": {},  # halves of the first half of a head are rotated; a mixture and an MLP beside it
+}
+# Kind -> norms and MLPs that are fused by themselves: none of its layers is.
+OTHERS = {"ministral3": 5 + 2, "phi3": 5 + 2, "olmo2": 9 + 2}
+
+
+@pytest.fixture(autouse=IS_INTERPRETED)
+def few_rows_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes a second for a layer of twenty."""
+    monkeypatch.setattr("rekindle.model.observation.LENGTHS", (3, 2))
+
+
+def model_of(kind: str, dtype: torch.dtype = FP32, **changes: Any) -> Any:
+    model = tiny_model(kind, dtype, num_hidden_layers=2, **KINDS.get(kind, {}), **changes).to(DEVICE)
+    randomise_norms(model)
+    return model
+
+
+def on_card(model: Any, kv: Any = None) -> LoadedModel:
+    loaded = in_memory(model, kv=kv)
+    return replace(loaded, compute=TritonCompute("triton", "a card or the interpreter"), device=DEVICE.type)
+
+
+def fused_of(loaded: LoadedModel) -> tuple[int, int]:
+    """How many layers are fused, and how many other modules."""
+    forwards = [each.__dict__["forward"] for each in loaded.model.modules() if "forward" in each.__dict__]
+    layers = sum(isinstance(each, FusedLayer) for each in forwards)
+    return layers, len(forwards) - layers
+
+
+def paths(loaded: LoadedModel) -> Iterator[torch.Tensor]:
+    """Logits of a prompt, of more rows on top, of another sequence with them, and of one row."""
+    bench, ids = Bench(loaded), random_ids(24)
+    yield from bench.forward(("a", ids[:14]))
+    yield from bench.forward(("a", ids[14:17]), ("b", ids[20:]))
+    yield from bench.forward(("a", ids[17:18]))
+
+
+def agree(ours: LoadedModel, theirs: LoadedModel, bound: float) -> None:
+    for got, wanted in zip(paths(ours), paths(theirs), strict=True):
+        assert relative_error(got, wanted) < bound
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_give_what_their_own_code_gives(kind: str) -> None:
+    theirs, ours = on_card(model_of(kind)), on_card(model_of(kind))
+    assert ours.compute.fuse(ours) == 2
+    assert fused_of(ours)[0] == 2
+    agree(ours, theirs, 1e-5)
+
+
+def halved(model: Any) -> None:
+    """What a layer adds is halved, in a way that its structure does not show."""
+    for layer in model.model.layers:
+        layer.__class__ = type("Halved", (type(layer),), {"forward": halved_forward})
+
+
+def halved_forward(self: Any, hidden_states: torch.Tensor, **keywords: Any) -> torch.Tensor:
+    output = super(type(self), self).forward(hidden_states, **keywords)
+    return hidden_states + 0.5 * (output - hidden_states)
+
+
+def hooked(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda module, args, output: output)
+
+
+@pytest.mark.parametrize("change", [halved, hooked])
+def test_layers_that_do_something_else_are_left_alone(change: Callable[[Any], None]) -> None:
+    model = model_of("llama")
+    change(model)
+    ours = on_card(model)
+    assert ours.compute.fuse(ours) == 0
+    assert fused_of(ours) == (0, 5 + 2)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_norms_and_mlps_of_other_layers_are_fused_by_themselves(kind: str) -> None:
+    theirs, ours = on_card(model_of(kind)), on_card(model_of(kind))
+    assert ours.compute.fuse(ours) == 0
+    assert fused_of(ours) == (0, OTHERS[kind])
+    agree(ours, theirs, 1e-5)
+
+
+def test_weights_that_lie_together_take_no_more_memory_and_serve_their_modules_too() -> None:
+    def size(model: Any) -> int:
+        return sum(
+            {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in model.parameters()}.values()
+        )
+
+    model = model_of("qwen2")
+    rows, before = torch.randn(3, 128, device=DEVICE), size(model)
+    layer = model.model.layers[1]
+    with torch.inference_mode():
+        own = [module(rows) for module in (layer.self_attn.k_proj, layer.mlp)]
+    ours = on_card(model)
+    assert ours.compute.fuse(ours) == 2
+    assert size(model) == before
+    assert len({each.weight.untyped_storage().data_ptr() for each in (layer.mlp.gate_proj, layer.mlp.up_proj)}) == 1
+    with torch.inference_mode():
+        for module, wanted in zip((layer.self_attn.k_proj, layer.mlp), own, strict=True):
+            torch.testing.assert_close(module(rows), wanted)
+
+
+def test_a_model_whose_numbers_are_not_the_kernels_is_left_alone() -> None:
+    ours = on_card(model_of("llama", torch.float64))
+    assert ours.compute.fuse(ours) == 0
+    assert fused_of(ours) == (0, 0)
