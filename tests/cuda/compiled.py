@@ -45,10 +45,10 @@ KERNELS = {
     "rotate_kernel": attention,
     "attend_kernel": attention,
     "join_kernel": attention,
+    "place_kernel": attention,
     "widen_kernel": prompts,
     "add_norm_kernel": rows,
     "gate_kernel": rows,
-    "heads_kernel": rows,
 }
 NUM_ROWS = 328
 SIZE, INNER = 4096, 14336  # of a row, and of what an MLP gates
@@ -89,10 +89,19 @@ def attend(layer: Layer) -> None:
     )
     ours.write(5, k, v, plan)
     ours.attend(5, q, plan, **layer.scoring)
+    of_heads = [rows.Norm.of(NormParts(None, torch.ones(layer.k_dim), 1e-6, rounding)) for rounding in ROUNDINGS]
+    for dims, paired, norms in (
+        (layer.k_dim, False, (None, None)),
+        (layer.k_dim, False, of_heads),
+        (layer.k_dim // 2, True, (None, None)),
+    ):
+        cos = torch.zeros(NUM_ROWS, dims, dtype=layer.dtype)
+        heads = layer.heads, layer.kv_heads
+        ours.place(5, q, k, v, plan, rows.turned(heads, tuple(norms), (cos, cos), layer.k_dim, dims, paired=paired))
 
 
 def between(layer: Layer) -> None:
-    """Norms, sums, gates and rotary embedding in all their forms, over rows as merged products leave them."""
+    """Norms, sums and gates in all their forms, over rows as merged products leave them."""
     x, both = (torch.zeros(NUM_ROWS, columns, dtype=layer.dtype) for columns in (SIZE, 2 * INNER))
     early, late = (rows.Norm.of(NormParts(None, torch.ones(SIZE), 1e-6, rounding)) for rounding in ROUNDINGS)
     rows.normalised(x, early)
@@ -102,18 +111,6 @@ def between(layer: Layer) -> None:
     rows.added(x, x, late)
     for activation in ACTIVATIONS:
         rows.gated(*both.chunk(2, -1), activation)
-    q, k, _ = torch.zeros(NUM_ROWS, layer.heads + 2 * layer.kv_heads, layer.k_dim, dtype=layer.dtype).split(
-        [layer.heads, layer.kv_heads, layer.kv_heads], 1
-    )
-    of_heads = [rows.Norm.of(NormParts(None, torch.ones(layer.k_dim), 1e-6, rounding)) for rounding in ROUNDINGS]
-    for dims, paired, (q_norm, k_norm) in (
-        (layer.k_dim, False, (None, None)),
-        (layer.k_dim, False, of_heads),
-        (layer.k_dim // 2, False, of_heads),
-        (layer.k_dim // 2, True, (None, None)),
-    ):
-        cos = torch.zeros(NUM_ROWS, dims, dtype=layer.dtype)
-        rows.place_heads((q, q_norm), (k, k_norm), (cos, cos), dims, paired=paired)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ MOST_SHARED = 99 << 10  # of a program, in bytes: what 86, 89 and 120 have
 MOST_SPILLED = 16  # bytes of a thread
 KERNELS = {
     *("store_kernel", "rotate_kernel", "attend_kernel", "join_kernel", "widen_kernel"),
-    *("add_norm_kernel", "gate_kernel", "heads_kernel"),
+    *("add_norm_kernel", "gate_kernel", "place_kernel"),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, place_heads
+from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised
 from rekindle.model.layer_parts import ACTIVATIONS, ROUNDINGS, NormParts
 from tests.cuda.conftest import IS_INTERPRETED
 from tests.cuda.test_attention import DEVICE
@@ -67,42 +67,6 @@ def test_rows_are_gated(data: st.DataObject) -> None:
     activation = data.draw(st.sampled_from(list(ACTIVATIONS)), "activation")
     gates, others = rows(data.draw(ROWS, "rows"), 2 * columns, dtype, 4).chunk(2, -1)
     same(gated(gates, others, activation), ACTIVATIONS[activation](gates) * others)
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor, *, paired: bool) -> Tensor:
-    """Rotary embedding as models of transformers write it, x [rows, heads, dim]."""
-    dims, cos, sin = cos.shape[-1], cos[:, None], sin[:, None]
-    part, rest = x[..., :dims], x[..., dims:]
-    if paired:
-        cos, sin = (each[..., : dims // 2].repeat_interleave(2, dim=-1) for each in (cos, sin))
-        other = torch.stack((-part[..., 1::2], part[..., ::2]), dim=-1).flatten(-2)
-    else:
-        first, second = part.chunk(2, -1)
-        other = torch.cat((-second, first), -1)
-    return torch.cat((part * cos + other * sin, rest), -1)
-
-
-@settings(max_examples=30)
-@given(st.data())
-def test_heads_are_normed_and_rotated_in_place(data: st.DataObject) -> None:
-    dtype, dim = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([16, 40, 64]), "dim")
-    rotated = data.draw(st.sampled_from([dim, dim // 2, 8]), "rotated")
-    num_rows, heads = data.draw(ROWS, "rows"), data.draw(st.tuples(st.integers(1, 4), st.integers(1, 3)), "heads")
-    paired, is_shared = data.draw(st.booleans(), "pairs of neighbours"), data.draw(st.booleans(), "cos of one half")
-    angles = torch.randn(num_rows, rotated // 2, generator=torch.Generator().manual_seed(5)).to(DEVICE)
-    both = torch.cat((angles, angles), -1)
-    cos, sin = both.cos().to(dtype), both.sin().to(dtype)
-    given_cos, given_sin = (each[:, : rotated // 2] if is_shared and not paired else each for each in (cos, sin))
-    together = rows(num_rows, (sum(heads) + 1) * dim, dtype, 6)
-    q, k, v = (each.unflatten(-1, (-1, dim)) for each in together.split([heads[0] * dim, heads[1] * dim, dim], -1))
-    found, expected = [], [v.clone()]
-    for x, seed in ((q, 7), (k, 8)):
-        parts, norm = norms(dim, data.draw(st.sampled_from([None, *ROUNDINGS]), "norm"), seed)
-        found.append((x, norm))
-        expected.append(turned(x if parts is None else parts.computed(x), cos, sin, paired=paired))
-    place_heads(*found, (given_cos, given_sin), rotated, paired=paired)
-    for ours, theirs in zip((v, q, k), expected, strict=True):
-        same(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ RECORDED = f"{GRAPHS}::test_a_recorded_step_computes_others_of_its_bucket"
 BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
 ROWS, DECODER = (f"tests/cuda/test_{name}.py" for name in ("rows", "decoder"))
 SUMS, GATES = f"{ROWS}::test_rows_are_summed_and_normed", f"{ROWS}::test_rows_are_gated"
-HEADS = f"{ROWS}::test_heads_are_normed_and_rotated_in_place"
+HEADS = "tests/cuda/test_placing.py::test_heads_are_normed_rotated_and_stored"
 OUTPUTS = f"{DECODER}::test_layers_give_what_their_own_code_gives"
 
 CARDS = (
@@ -171,23 +171,23 @@ CARDS = (
     ),
     one(
         "card: heads rotated the other way",
-        "compute/cuda/elementwise.py",
-        "turned -= _product(",
-        "turned += _product(",
+        "compute/cuda/placing.py",
+        "tl.where(is_first, along - across, along + across)",
+        "tl.where(is_first, along + across, along - across)",
         HEADS,
     ),
     one(
-        "card: dimensions that are not rotated left out of their norm",
-        "compute/cuda/elementwise.py",
-        "            squares += tl.sum(rest * rest, 1, keep_dims=True)\n",
-        "",
+        "card: dimensions that are not rotated lost",
+        "compute/cuda/placing.py",
+        "tl.where(is_rotated, turned, own)",
+        "turned",
         HEADS,
     ),
     one(
         "card: norms of q taken for those of k",
-        "compute/cuda/elementwise.py",
-        "positions, k_norm, num_rows, HEADS.k_rounding",
-        "positions, q_norm, num_rows, HEADS.q_rounding",
+        "compute/cuda/placing.py",
+        "cos, sin, k_norm, TURN.k_rounding",
+        "cos, sin, q_norm, TURN.q_rounding",
         HEADS,
     ),
     one(

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rekindle.compute.cuda.attend import attend_kernel, join_kernel
 from rekindle.compute.cuda.formats import rotate_kernel, store_kernel
-from rekindle.compute.cuda.places import DTYPES, MOST_TILE, NATIVE, Q4H, Form, Places, Rows, Values
+from rekindle.compute.cuda.places import DTYPES, MOST_TILE, NATIVE, Q4H, Form, Places, Rows, Stored, Values
+from rekindle.compute.cuda.placing import Turned, place_kernel
 from rekindle.compute.cuda.prompts import MOST_ROWS, attend_prompt
 from rekindle.compute.cuda.tables import Items, Sheet, Tables, step_tables
 from rekindle.compute.cuda.work import LEAST_FOLDED, Partial, Shape, Use
@@ -92,13 +93,45 @@ class TritonAttention(PagedAttention):
             self._plan, self._sheet, self._is_given = plan, Sheet.of(self.tables(plan.layout), self.arena.device), False
         return self._sheet
 
+    def place(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, turned: Turned) -> Tensor:
+        """Write V, and K after norms of heads and rotary embedding; the queries after these, for `attend_placed`.
+
+        q, k, v [rows, heads, dim] in the dtype of `turned`, of a layer without latents.
+        """
+        self._refuse_misshapen(layer_index, k, v, plan)
+        keys, values = self._values[layer_index]
+        queries = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        programs = (
+            triton.cdiv(len(q), STORED_ROWS),
+            q.shape[1] + 2 * k.shape[1],
+            max(keys.form.parts, values.form.parts),
+        )
+        place_kernel[programs](
+            *map(Rows.of, (q, k, v)),
+            queries,
+            _for_writing(keys),
+            _for_writing(values),
+            self._sheet_of(plan).places(self.arena.layer(layer_index).spec.window),
+            plan.worst,
+            self._signs_of(keys.form),
+            self._signs_of(values.form),
+            self._inverse_scales,
+            *turned[:-1],
+            len(q),
+            TURN=turned.turn,
+            K=keys.form,
+            V=values.form,
+            TOKENS=self.arena.layout.block_tokens,
+            R=STORED_ROWS,
+            **EXACT,
+        )
+        return queries
+
     def _store(self, to: Values, x: Tensor, places: Places, worst: Tensor) -> None:
-        stored, form = to
+        form = to.form
         if form.format == NATIVE:
-            x = x.to(stored.codes.dtype)
-        elif form.format == Q4H:
-            words = stored.codes.view(torch.int32)
-            stored = stored._replace(codes=words, codes_block=words.stride(0))
+            x = x.to(to.stored.codes.dtype)
+        stored = _for_writing(to)
         store_kernel[(triton.cdiv(len(x), STORED_ROWS), x.shape[1], form.parts)](
             Rows.of(x),
             stored,
@@ -132,29 +165,35 @@ class TritonAttention(PagedAttention):
         layer = self.arena.layer(layer_index)
         if layer.spec.latent or q.dtype not in DTYPES:
             return super().attend(layer_index, q, plan, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
+        queries = self._queries(self._values[layer_index][0].form, q)
+        return self.attend_placed(layer_index, queries, plan, Scoring(scaling, softcap, window, sinks))
+
+    def attend_placed(self, layer_index: int, q: Tensor, plan: AttentionPlan, scoring: Scoring) -> Tensor:
+        """`attend` with queries that are as the keys are stored."""
+        window, sinks = scoring.window, scoring.sinks
         self._refuse_misfit(layer_index, q, plan, window=window, sinks=sinks)
+        layer, queries = self.arena.layer(layer_index), Rows.of(q)
         keys, values = own = self._values[layer_index]
         out = q.new_empty(*q.shape[:2], values.form.dim)
-        queries = self._queries(keys.form, q)
-        is_plain = window is None and softcap is None and sinks is None
+        is_plain = window is None and scoring.softcap is None and sinks is None
         use = Use(window, q.shape[1] // layer.spec.num_kv_heads, MOST_ROWS if is_plain else None)
         for items in self._sheet_of(plan, use).items(use):
-            self._attend(items, queries, own, out, Scoring(scaling, softcap, window, sinks))
+            self._attend(items, queries, own, out, scoring)
         for row, span in plan.layout.rows_of_spans() if is_plain else ():
             if span.num_rows > MOST_ROWS:
                 rows = slice(row, row + span.num_rows)
-                out[rows] = attend_prompt(queries.data[rows], span, plan.layout, keys, values, scaling=scaling)
+                out[rows] = attend_prompt(queries.data[rows], span, plan.layout, keys, values, scaling=scoring.scaling)
         return out
 
-    def _queries(self, form: Form, q: Tensor) -> Rows:
+    def _queries(self, form: Form, q: Tensor) -> Tensor:
         """Queries as the keys are stored: rotated, in two halves."""
         if form.format == NATIVE:
-            return Rows.of(q)
+            return q
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         rotate_kernel[(triton.cdiv(len(q), STORED_ROWS), q.shape[1], form.parts)](
             Rows.of(q), out, self._signs[form.size], len(q), HEADS=q.shape[1], FORM=form, R=STORED_ROWS, **EXACT
         )
-        return Rows.of(out)
+        return out
 
     def _attend(self, items: Items, queries: Rows, layer: Layer, out: Tensor, scoring: Scoring) -> None:
         """The rows of one launch."""
@@ -197,6 +236,14 @@ class TritonAttention(PagedAttention):
             CODED=values.form.format != NATIVE,
             **EXACT,
         )
+
+
+def _for_writing(to: Values) -> Stored:
+    """Sections with codes of 4 bits as the words that are written."""
+    if to.form.format != Q4H:
+        return to.stored
+    words = to.stored.codes.view(torch.int32)
+    return to.stored._replace(codes=words, codes_block=words.stride(0))
 
 
 def _values(layer: LayerView) -> Layer:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rekindle.compute.cuda.attention import TritonAttention
+from rekindle.compute.cuda.attention import Scoring, TritonAttention
 from rekindle.compute.cuda.linears import Products, is_linear, product
-from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, place_heads
+from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, turned
 from rekindle.layer_forms import Activation
 from rekindle.model.compare import random_rows
 from rekindle.model.fused_layers import LayerCall, ModuleKernel
@@ -84,24 +84,24 @@ class FusedDecoder:
 
     def _until_mlp(self, call: LayerCall) -> tuple[Tensor, Tensor]:
         """The rows to which the MLP's output is added, and their norm."""
-        step, spec, parts, norms = call.step, self.spec, self.parts, self.norms
+        spec, parts, norms = self.spec, self.parts, self.norms
         rows = call.hidden[0].contiguous()
         q, k, v = self.qkv(normalised(rows, norms["input"]))
         q, k = q.unflatten(-1, (parts.heads, spec.k_dim)), k.unflatten(-1, (spec.num_kv_heads, spec.k_dim))
         rotated = spec.k_dim if self.rotary == "whole" else call.cos.shape[-1]
-        place_heads(
-            (q, norms.get("q")), (k, norms.get("k")), (call.cos[0], call.sin[0]), rotated, paired=self.rotary == "pairs"
+        through = turned(
+            (parts.heads, spec.num_kv_heads),
+            (norms.get("q"), norms.get("k")),
+            (call.cos[0], call.sin[0]),
+            spec.k_dim,
+            rotated,
+            paired=self.rotary == "pairs",
         )
-        step.write(spec.index, k, v.unflatten(-1, (spec.num_kv_heads, spec.v_dim)))
-        attended = step.paged.attend(
-            spec.index,
-            q,
-            step.plan,
-            scaling=parts.scaling,
-            window=parts.window,
-            softcap=parts.softcap,
-            sinks=parts.sinks,
-        )
+        paged, plan = call.step.paged, call.step.plan
+        assert isinstance(paged, TritonAttention)  # as `_takes` found
+        queries = paged.place(spec.index, q, k, v.unflatten(-1, (spec.num_kv_heads, spec.v_dim)), plan, through)
+        scoring = Scoring(parts.scaling, parts.softcap, parts.window, parts.sinks)
+        attended = paged.attend_placed(spec.index, queries, plan, scoring)
         given = product(parts.projections[3], attended.flatten(1))
         return added_and_normalised(given, rows, norms.get("attention_output"), norms["mlp"])
 

@@ -1,4 +1,4 @@
-"""What happens to rows between products, in Triton: norms, sums, gates, rotary embedding.
+"""What happens to rows between products, in Triton: norms, sums, gates.
 
 Every intermediate is rounded where transformers rounds it, in the rows' dtype. A row's result depends on that row
 alone. Nothing is compiled again for a number of rows.
@@ -72,11 +72,11 @@ def add_norm_kernel(x, base, total, normed, inner, outer, num_rows, WIDTH: tl.co
 @triton.jit
 def _normalised(value, weights, d, ROUNDING: tl.constexpr, WIDTH: tl.constexpr):
     scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / WIDTH.columns + weights.epsilon)
-    return _weighted(value * scale, tl.load(weights.weight + d, mask=d < WIDTH.columns, other=0.0), ROUNDING, WIDTH)
+    return weighted(value * scale, tl.load(weights.weight + d, mask=d < WIDTH.columns, other=0.0), ROUNDING, WIDTH)
 
 
 @triton.jit
-def _weighted(value, weight, ROUNDING: tl.constexpr, SHAPE: tl.constexpr):
+def weighted(value, weight, ROUNDING: tl.constexpr, SHAPE: tl.constexpr):
     """A norm's quotient times its weights, rounded."""
     if ROUNDING == _BEFORE:
         value = value.to(SHAPE.dtype).to(tl.float32)
@@ -97,83 +97,3 @@ def gate_kernel(gates, others, out, COLUMNS, TILE: tl.constexpr, ACTIVATION: tl.
         steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     active = (gate * tl.sigmoid(steep)).to(DTYPE).to(tl.float32)
     tl.store(out + row * COLUMNS + c, (active * other).to(DTYPE), mask=is_value)
-
-
-class Positions(NamedTuple):
-    """cos and sin of a step's positions [rows, dims], contiguous."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-class Heads(NamedTuple):
-    """What norms of heads and rotary embedding are compiled for."""
-
-    q_heads: int
-    dim: int
-    rotated: int  # dimensions, the first ones of a head; they are halves, or pairs of neighbours
-    paired: bool
-    cos_dims: int  # of a row of `Positions`; as many as are rotated, or half of them
-    half: int  # of the rotated dimensions, up to a power of two
-    rest: int  # the others, up to a power of two
-    rows: int  # of a program
-    q_rounding: int  # when the norm of q rounds; 0: there is none
-    k_rounding: int
-    dtype: tl.dtype
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def heads_kernel(q, k, positions, q_norm, k_norm, num_rows, HEADS: tl.constexpr):
-    """Norm and rotate rows of one head of q or k in place: q, k `places.Rows`; positions: `Positions`; norms `Weights`
-    or None."""
-    head = tl.program_id(1)
-    if head < HEADS.q_heads:
-        _place_head(q, head, positions, q_norm, num_rows, HEADS.q_rounding, HEADS)
-    else:
-        _place_head(k, head - HEADS.q_heads, positions, k_norm, num_rows, HEADS.k_rounding, HEADS)
-
-
-@triton.jit
-def _place_head(x, head, positions, norm, num_rows, ROUNDING: tl.constexpr, HEADS: tl.constexpr):
-    HALF: tl.constexpr = HEADS.rotated // 2
-    r = tl.program_id(0) * HEADS.rows + tl.arange(0, HEADS.rows)[:, None]
-    j = tl.arange(0, HEADS.half)[None, :]
-    is_row, is_half = r < num_rows, j < HALF
-    r = r.to(tl.int64)
-    if HEADS.paired:
-        one, other = 2 * j, 2 * j + 1
-    else:
-        one, other = j, j + HALF
-    at = x.data + r * x.row + head * x.head
-    first = tl.load(at + one, mask=is_row & is_half, other=0.0).to(tl.float32)
-    second = tl.load(at + other, mask=is_row & is_half, other=0.0).to(tl.float32)
-    if ROUNDING > 0:
-        squares = tl.sum(first * first, 1, keep_dims=True) + tl.sum(second * second, 1, keep_dims=True)
-        if HEADS.rotated < HEADS.dim:
-            d = HEADS.rotated + tl.arange(0, HEADS.rest)[None, :]
-            is_rest = is_row & (d < HEADS.dim)
-            rest = tl.load(at + d, mask=is_rest, other=0.0).to(tl.float32)
-            squares += tl.sum(rest * rest, 1, keep_dims=True)
-            rest *= tl.rsqrt(squares / HEADS.dim + norm.epsilon)
-            rest = _weighted(rest, tl.load(norm.weight + d, mask=d < HEADS.dim, other=0.0), ROUNDING, HEADS)
-            tl.store(at + d, rest.to(HEADS.dtype), mask=is_rest)
-        scale = tl.rsqrt(squares / HEADS.dim + norm.epsilon)
-        first = _weighted(first * scale, tl.load(norm.weight + one, mask=is_half, other=0.0), ROUNDING, HEADS)
-        second = _weighted(second * scale, tl.load(norm.weight + other, mask=is_half, other=0.0), ROUNDING, HEADS)
-    of_first = r * HEADS.cos_dims + j
-    if HEADS.paired or HEADS.cos_dims == HALF:  # both have the same
-        of_second = of_first
-    else:
-        of_second = of_first + HALF
-    turned = _product(first, positions.cos + of_first, is_row & is_half, HEADS)
-    turned -= _product(second, positions.sin + of_first, is_row & is_half, HEADS)
-    tl.store(at + one, turned.to(HEADS.dtype), mask=is_row & is_half)
-    turned = _product(second, positions.cos + of_second, is_row & is_half, HEADS)
-    turned += _product(first, positions.sin + of_second, is_row & is_half, HEADS)
-    tl.store(at + other, turned.to(HEADS.dtype), mask=is_row & is_half)
-
-
-@triton.jit
-def _product(x, factors, wanted, HEADS: tl.constexpr):
-    """x times what lies at these places, rounded."""
-    return (x * tl.load(factors, mask=wanted, other=0.0).to(tl.float32)).to(HEADS.dtype).to(tl.float32)

@@ -61,6 +61,28 @@ def store_kernel(
     is_row = r < num_rows
     wanted = is_row[:, None] & (d < FORM.dim)[None, :]
     value = tl.load(x.data + r[:, None].to(tl.int64) * x.row + head * x.head + d[None, :], mask=wanted, other=0.0)
+    store_rows(value, r, is_row, head, part, to, places, worst, signs, inverse_scales, FORM, TOKENS, R)
+
+
+@triton.jit
+def store_rows(
+    value,
+    r,
+    is_row,
+    head,
+    part,
+    to,
+    places,
+    worst,
+    signs,
+    inverse_scales,
+    FORM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Encode and store the values [R, size] of a head's sub-block of rows r [R]."""
+    d = part * FORM.size + tl.arange(0, FORM.size)
+    wanted = is_row[:, None] & (d < FORM.dim)[None, :]
     block = tl.load(places.blocks + r, mask=is_row, other=-1).to(tl.int64)[:, None]
     token = (head * TOKENS + tl.load(places.offsets + r, mask=is_row, other=0))[:, None]
     y = value.to(tl.float32)
@@ -118,9 +140,17 @@ def rotate_kernel(q, out, signs, num_rows, HEADS: tl.constexpr, FORM: tl.constex
     head = tl.program_id(1)
     d = tl.program_id(2) * FORM.size + tl.arange(0, FORM.size)
     x = tl.load(q.data + r.to(tl.int64) * q.row + head * q.head + d[None, :], mask=r < num_rows, other=0.0)
-    y = rotated(x.to(tl.float32), signs, R, FORM)
+    store_query(x, r, head, d, out, signs, num_rows, HEADS, FORM, R)
+
+
+@triton.jit
+def store_query(x, r, head, d, out, signs, num_rows, HEADS: tl.constexpr, FORM: tl.constexpr, R: tl.constexpr):
+    """Store the values x [R, size] of rows r [R, 1] and dimensions d of a query as keys of this form are stored."""
+    y = x.to(tl.float32)
+    if FORM.format != _NATIVE:
+        y = rotated(y, signs, R, FORM)
     at = out + (r.to(tl.int64) * HEADS + head) * FORM.dim + place_of(d, FORM)[None, :]
-    tl.store(at, y.to(out.dtype.element_ty), mask=r < num_rows)
+    tl.store(at, y.to(out.dtype.element_ty), mask=(r < num_rows) & (d < FORM.dim)[None, :])
 
 
 @triton.jit

@@ -13,22 +13,19 @@ from rekindle.compute.cuda.attention import EXACT
 from rekindle.compute.cuda.elementwise import (
     ACTIVATIONS,
     ROUNDINGS,
-    Heads,
     Lines,
-    Positions,
     Weights,
     Width,
     add_norm_kernel,
     gate_kernel,
-    heads_kernel,
 )
-from rekindle.compute.cuda.places import DTYPES, Rows
+from rekindle.compute.cuda.places import DTYPES
+from rekindle.compute.cuda.placing import Turn, Turned
 from rekindle.layer_forms import Activation
 from rekindle.model.layer_parts import NormParts
 
 TILE = 1024  # values of a row that a program gates
 LEAST_VALUES = 1024  # of a program that norms: short rows are taken several at a time
-PLACED_ROWS = 4  # of a head, by a program
 VALUES_OF_A_WARP, MOST_WARPS = 512, 16
 
 
@@ -117,31 +114,23 @@ def gated(gates: Tensor, others: Tensor, activation: Activation) -> Tensor:
     return out
 
 
-def place_heads(
-    q: tuple[Tensor, Norm | None],
-    k: tuple[Tensor, Norm | None],
+def turned(
+    heads: tuple[int, int],
+    norms: tuple[Norm | None, Norm | None],
     positions: tuple[Tensor, Tensor],
+    dim: int,
     rotated: int,
     *,
     paired: bool,
-) -> None:
-    """Norm and rotate q and k [rows, heads, dim] in place: their first dimensions, halves or pairs of neighbours.
+) -> Turned:
+    """What so many heads of q and of k, `dim` values each, go through: their norms, cos and sin [rows, dims].
 
-    positions: cos and sin [rows, rotated], or half as many.
+    `rotated`: how many dimensions are, the first ones, as halves or as pairs of neighbours; cos and sin have as many
+    numbers, or half of them.
     """
-    (of_q, q_norm), (of_k, k_norm), (cos, sin) = q, k, positions
-    num_rows, q_heads, dim = of_q.shape
-    half, rest = (triton.next_power_of_2(max(1, size)) for size in (rotated // 2, dim - rotated))
-    q_rounding, k_rounding = (0 if norm is None else norm.rounding for norm in (q_norm, k_norm))
-    cos_dims, dtype = cos.shape[1], DTYPES[of_q.dtype]
-    shape = Heads(q_heads, dim, rotated, paired, cos_dims, half, rest, PLACED_ROWS, q_rounding, k_rounding, dtype)
-    heads_kernel[(triton.cdiv(num_rows, PLACED_ROWS), q_heads + of_k.shape[1])](
-        Rows.of(of_q),
-        Rows.of(of_k),
-        Positions(cos.contiguous(), sin.contiguous()),
-        None if q_norm is None else q_norm.weights,
-        None if k_norm is None else k_norm.weights,
-        num_rows,
-        HEADS=shape,
-        **EXACT,
-    )
+    (cos, sin), (q, k) = positions, norms
+    whole, cos_dims = triton.next_power_of_2(dim), cos.shape[1]
+    roundings = (0 if q is None else q.rounding, 0 if k is None else k.rounding)
+    turn = Turn(*heads, dim, whole, rotated, paired, cos_dims, *roundings, DTYPES[cos.dtype])
+    of_q, of_k = (None if each is None else each.weights for each in norms)
+    return Turned(of_q, of_k, cos.contiguous(), sin.contiguous(), turn)
