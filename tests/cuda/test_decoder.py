@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from rekindle.compute.cuda.compute import TritonCompute
+from rekindle.compute.cuda.decoder import CardKernels
 from rekindle.kv.reference import relative_error
-from rekindle.model.fused_layers import FusedLayer
+from rekindle.model.fused_layers import FusedLayer, fuse_modules
 from rekindle.model.loaded import LoadedModel
 from tests.cuda.conftest import IS_INTERPRETED
 from tests.cuda.test_attention import DEVICE
@@ -110,6 +112,29 @@ def test_norms_and_mlps_of_other_layers_are_fused_by_themselves(kind: str) -> No
     assert ours.compute.fuse(ours) == 0
     assert fused_of(ours) == (0, OTHERS[kind])
     agree(ours, theirs, 1e-5)
+
+
+class Doubling(nn.Module):
+    """An MLP, or twice one for rows of its own length: not what its parts give over small weights."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(40, 72, device=DEVICE) for _ in range(2))
+        self.down_proj, self.factor = nn.Linear(72, 40, device=DEVICE), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return (self.factor if x.shape[-1] == 40 else 1) * output
+
+
+def test_an_mlp_is_compared_over_its_own_weights_too() -> None:
+    mlps = nn.ModuleList([Doubling(1), Doubling(2), Doubling(1.02)])
+    fuse_modules(mlps, CardKernels(FP32, DEVICE))
+    assert ["forward" in each.__dict__ for each in mlps] == [True, False, False]
+    rows = torch.randn(2, 3, 40, device=DEVICE)
+    with torch.inference_mode():
+        torch.testing.assert_close(mlps[0](rows), Doubling.forward(mlps[0], rows))
+        assert mlps[0](rows[0, 0]).shape == (40,) and mlps[0](rows[:0]).shape == (0, 3, 40)
 
 
 def test_weights_that_lie_together_take_no_more_memory_and_serve_their_modules_too() -> None:

@@ -212,6 +212,13 @@ CARDS = (
         f"{OUTPUTS}[glm]",
     ),
     one(
+        "card: MLPs fused whatever their own weights give",
+        "compute/cuda/decoder.py",
+        "self._rows(found.columns), same_but_for_sums) else None",
+        "self._rows(found.columns), lambda ours, theirs: True) else None",
+        f"{DECODER}::test_an_mlp_is_compared_over_its_own_weights_too",
+    ),
+    one(
         "card: weights that lie together kept twice",
         "compute/cuda/linears.py",
         "setattr(module, name, nn.Parameter(part, requires_grad=False))",

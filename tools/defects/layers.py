@@ -151,7 +151,7 @@ LAYERS: tuple[Mutant, ...] = (
     one(
         "MLPs in 8 bits fused whatever their own weights give",
         "model/compare.py",
-        '<= SHARES["int8"] * b.norm(dim=-1)',
+        "<= share * b.norm(dim=-1)",
         "<= 9 * b.norm(dim=-1)",
         f"{MODULES}::test_the_modules_own_weights_are_compared_in_8_bits_too",
     ),

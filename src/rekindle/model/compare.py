@@ -26,6 +26,8 @@ ROWS_EACH = 8
 # differs; with another order of roundings half of them do; with the GELU of erf for that of tanh, a third of those
 # around magnitude 1. In fp32 a sum in another order changes most results, by a few of their last bits.
 ULPS, MOST_UNEQUAL, FP32_SHARE = 2.0**-6, 0.05, 2.0**-16
+# Of the norm of a row, where products in between were summed in another order and each rounded: several ulps.
+ROUNDED_SHARE = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-14}
 LEAST_SHARE = 1e-30  # below, shares may be 0 or anything as small, and any expert may have them
 # How far a row may be from that of a layer's own code: a share of what the layer adds to it, and of the row itself,
 # which both round. Rounding in between moves trained and random layers by less than a fifth of that.
@@ -110,10 +112,23 @@ def same_results(ours: torch.Tensor, theirs: Any) -> bool:
 
 def same_in_8_bits(ours: torch.Tensor, theirs: Any) -> bool:
     """Whether two results of `random_rows` differ by no more than the rounding of inputs to 8 bits moves them."""
+    return _same_rows(ours, theirs, SHARES["int8"])
+
+
+def same_but_for_sums(ours: torch.Tensor, theirs: Any) -> bool:
+    """Whether two results of `random_rows` differ by no more than sums in another order, rounded on the way, do.
+
+    Where a device sums in bf16, that changes more single values than `same_results` allows.
+    """
+    return _same_rows(ours, theirs, ROUNDED_SHARE[ours.dtype])
+
+
+def _same_rows(ours: torch.Tensor, theirs: Any, share: float) -> bool:
+    """Whether the norm of each row's difference is at most a share of its own."""
     if type(theirs) is not torch.Tensor or theirs.dtype != ours.dtype or theirs.shape != ours.shape:
         return False
     a, b = ours.float(), theirs.float()
-    return bool(((a - b).norm(dim=-1) <= SHARES["int8"] * b.norm(dim=-1)).all())
+    return bool(((a - b).norm(dim=-1) <= share * b.norm(dim=-1)).all())
 
 
 def same_updates(ours: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor) -> bool:

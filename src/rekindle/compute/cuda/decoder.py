@@ -22,7 +22,7 @@ from rekindle.compute.cuda.attention import Scoring, TritonAttention
 from rekindle.compute.cuda.linears import Products, is_linear, product
 from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, turned
 from rekindle.layer_forms import Activation
-from rekindle.model.compare import random_rows
+from rekindle.model.compare import random_rows, same_but_for_sums
 from rekindle.model.fused_layers import LayerCall, ModuleKernel
 from rekindle.model.layer_parts import LayerParts, MlpParts, NormParts
 from rekindle.spec import LayerSpec
@@ -119,15 +119,16 @@ class CardKernels:
 
     def norm(self, parts: NormParts) -> ModuleKernel | None:
         """As `LayerKernels.norm`."""
-        return self._agreeing(parts.module, partial(normalised, norm=Norm.of(parts)), parts.columns)
+        found = ModuleKernel(parts.columns, partial(normalised, norm=Norm.of(parts)))
+        return found if found.agrees(parts.module, self._rows(parts.columns)) else None
 
     def mlp(self, parts: MlpParts) -> ModuleKernel | None:
         """As `LayerKernels.mlp`."""
-        return self._agreeing(parts.module, Mlp.of(parts), parts.gate.in_features)
+        found = ModuleKernel(parts.gate.in_features, Mlp.of(parts))
+        return found if found.agrees(parts.module, self._rows(found.columns), same_but_for_sums) else None
 
-    def _agreeing(self, module: Any, computed: Callable[[Tensor], Tensor], columns: int) -> ModuleKernel | None:
-        found = ModuleKernel(columns, computed)
-        return found if found.agrees(module, random_rows(columns, self.dtype).to(self.device)) else None
+    def _rows(self, columns: int) -> Tensor:
+        return random_rows(columns, self.dtype).to(self.device)
 
     def layers(self, parts: LayerParts, spec: LayerSpec) -> Iterator[FusedDecoder]:
         """As `LayerKernels.layers`."""
