@@ -45,11 +45,18 @@ real: kernels
 	$(BIN)/python -m tools.real_models
 	REAL=all $(BIN)/python -m pytest --timeout 1800 tests/real $(TESTS)
 
-# Everything that a card can show: kernels against the processor's bytes and definitions, bits in company, the demo.
+# Everything that a card can show: kernels against the processor's bytes and definitions, bits in company, graphs, real
+# weights (fetched as by `make real`) against the processor, memory errors where NVIDIA's tool for them is installed, the
+# demo, and what a model takes next to plain transformers.
+SANITIZER ?= $(shell command -v compute-sanitizer)
+GPU_MODEL ?=
 gpu: kernels
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/cuda $(TESTS)
+	$(if $(SANITIZER),TRITON_INTERPRET=0 PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --error-exitcode 1 \
+	  $(BIN)/python -m pytest -n 0 tests/cuda/test_attention.py -k "definitions or bytes",@echo "no compute-sanitizer here")
 	$(BIN)/rekindle doctor --device cuda
 	$(BIN)/rekindle demo --device cuda $(DEMO_FLAGS)
+	$(BIN)/rekindle bench engine $(GPU_MODEL) --device cuda --streams 1,8,32
 
 mutants: kernels
 	$(BIN)/python -m tools.mutants

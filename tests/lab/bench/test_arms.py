@@ -102,8 +102,10 @@ def test_the_baseline(job: Job) -> None:
 def test_the_whole_command_in_processes_of_its_own(model: Path, tmp_path: Path) -> None:
     settings = Settings.load({"model": str(model), "kv": "q4h", "threads": 1, "hot_bytes": 64 << 20})
     out = tmp_path / "lines.jsonl"
-    assert run_engine_bench(settings, EngineBench(512, 1, 0, "none", out), Console(quiet=True)) == 0
+    options = EngineBench(512, 1, 0, "none", out, streams="1,3")
+    assert run_engine_bench(settings, options, Console(quiet=True)) == 0
     lines = {line["measure"]: line for line in map(json.loads, out.read_text().splitlines())}
+    assert [name for name in lines if name.startswith("decode")] == ["decode, 1 streams", "decode, 3 streams"]
     assert lines["warm EXTEND, files evicted"]["detail"]["warm_tokens"] > 400
     assert lines["cold"]["settings"]["kv"] == "q4h"
 

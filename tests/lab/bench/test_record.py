@@ -65,7 +65,15 @@ def test_the_ratio_says_how_many_times_better_ours_is() -> None:
     assert [word for word in shown.getvalue().split() if word.endswith("x")] == ["2.00x", "3.00x"]
 
 
-@pytest.mark.parametrize("given", [{"context": 100}, {"repeats": 0}, {"baseline": "vllm"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"context": 100},
+        {"repeats": 0},
+        {"baseline": "vllm"},
+        *({"streams": text} for text in ("", "0", "1,x", "4,999")),
+    ],
+)
 def test_options_are_checked(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         EngineBench(**given)

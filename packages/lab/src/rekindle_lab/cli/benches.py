@@ -29,13 +29,14 @@ def bench_engine(
     seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
     baseline: Annotated[Literal["transformers", "none"], typer.Option(help="the other arm")] = "transformers",
     against: Annotated[str, typer.Option(metavar="PEERS", help="further arms: openvino,llama.cpp[:q8_0]")] = "",
+    streams: Annotated[str, typer.Option(help="how many prompts decode at once, one number after the other")] = "1,4,8",
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """First tokens cold, hot and warm, decoding, saving and memory, compared with plain transformers and peers."""
     from rekindle_lab.bench.engine.bench import EngineBench, run_engine_bench
 
     need_reuse(settings)
-    options = EngineBench(context=context, repeats=repeats, seed=seed, baseline=baseline, out=out, against=against)
+    options = EngineBench(context, repeats, seed, baseline, out, against, streams)
     return run_engine_bench(settings, options, console())
 
 

@@ -33,6 +33,7 @@ from rekindle_lab.record import Measurement, Origin, deliver
 
 DEFAULT_THREADS = 2
 OURS = "rekindle"
+MOST_STREAMS = 256
 FASTER_IS_MORE = ("tok/s",)
 
 
@@ -46,13 +47,24 @@ class EngineBench:
     baseline: Literal["transformers", "none"] = "transformers"
     out: Path | None = None
     against: str = ""
+    streams: str = "1,4,8"
 
     def __post_init__(self) -> None:
         if self.context < 512 or self.repeats < 1:
             raise ConfigError(f"--context must be at least 512 and --repeats 1, not {self.context} and {self.repeats}")
         if self.baseline not in ("transformers", "none"):
             raise ConfigError(f"--baseline must be transformers or none, not {self.baseline!r}")
+        if not self.num_streams or not all(0 < count <= MOST_STREAMS for count in self.num_streams):
+            raise ConfigError(
+                f"--streams takes numbers from 1 to {MOST_STREAMS}, separated by commas: {self.streams!r}"
+            )
         need_packages(self.peers)
+
+    @property
+    def num_streams(self) -> list[int]:
+        """The numbers of streams that decode at once; none if they cannot be read."""
+        numbers = [each.strip() for each in self.streams.split(",")]
+        return [int(each) for each in numbers] if all(each.isdecimal() for each in numbers) else []
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -73,7 +85,7 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
             model = endless_copy(directory, Path(name) / directory.name)
             given = {**flags, "model": str(model), "store": str(Path(name) / "store")}
             check_peers(model, options.peers)  # not after our own arms
-            job = Job("hot", given, options.context, options.repeats, options.seed)
+            job = Job("hot", given, options.context, options.repeats, options.seed, streams=options.num_streams)
             for measurement in _measure(job, options):
                 found.append(measurement)
                 status.update(f"{measurement.arm}: {measurement.measure} done")

@@ -36,6 +36,7 @@ class Job:
     seed: int
     extension: int = 64
     decode_tokens: int = 32
+    streams: Sequence[int] = field(default_factory=lambda: [1, 4, 8])  # that decode at once, one after the other
     variant: str = ""
     number: int = 0
     file: str = ""

@@ -16,7 +16,6 @@ from rekindle.errors import RekindleError
 from rekindle_lab.bench.engine.job import Job
 from rekindle_lab.bench.engine.peers import Peer
 from rekindle_lab.bench.engine.requests import WARM_UP_TOKENS, workload_of
-from rekindle_lab.bench.engine.streams import NUM_STREAMS
 from rekindle_lab.bench.memory import measured_peak
 from rekindle_lab.bench.workload import Workload
 from rekindle_lab.record import Measurement
@@ -74,8 +73,8 @@ def speed(job: Job, load: Loader) -> Iterator[Measurement]:
     peer.first_token(base)
     times = [seconds(peer, base) for _ in numbers]
     yield Measurement("hot EXACT", arm, "s", tuple(times), {**about, "did": "a prompt in its cache"})
-    texts = [workload.ids(workload.base(number)) for number in range(max(NUM_STREAMS))]
-    for count in NUM_STREAMS:
+    texts = [workload.ids(workload.base(number)) for number in range(max(job.streams))]
+    for count in job.streams:
         rates = peer.decode(texts[:count], job.decode_tokens, job.repeats)
         yield Measurement(f"decode, {count} streams", arm, "tok/s", tuple(rates), {**about, "context": job.context})
 

@@ -14,23 +14,22 @@ from rekindle_lab.bench.engine.requests import ARM, first_token, request
 from rekindle_lab.bench.workload import Workload
 from rekindle_lab.record import Measurement
 
-NUM_STREAMS = (1, 4, 8)
 MARGIN = 2  # tokens not counted at each end of a stream
 
 
 def decoding(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
     """Measure streams with separate contexts, and the engine's overhead per step with the most streams."""
-    texts = [workload.base(number) for number in range(max(NUM_STREAMS))]
+    texts = [workload.base(number) for number in range(max(job.streams))]
     for number, text in enumerate(texts):
         if number >= job.repeats:  # the first ones exist from the cold prompts
             first_token(engine, text, f"base-{number}")
     engine.flush()
-    for count in NUM_STREAMS:
+    for count in job.streams:
         runs = [Streams(job, engine, texts[:count]).run() for _ in range(job.repeats)]
         rates = tuple(run.tokens_per_s for run in runs if run.tokens_per_s is not None)
         if rates:
             yield Measurement(f"decode, {count} streams", ARM, "tok/s", rates, {"context": job.context})
-        if count == max(NUM_STREAMS):
+        if count == max(job.streams):
             overheads = tuple(run.overhead_ms for run in runs)
             yield Measurement("engine outside the forward, per step", ARM, "ms", overheads, {"streams": count})
 
