@@ -1,8 +1,9 @@
-"""Compile, without a card, what layers would launch on one: python -m tests.cuda.compiled 80 86 89 90 120
+"""Compile, without a card, what would be launched on one: python -m tests.cuda.compiled 80 86 89 90 120
 
-The launches are those of `TritonAttention` and of `rows`, recorded. A line of JSON for each kernel, layer and kind of
-card has the registers of a thread, the bytes that are spilled from them, the shared memory of a program, and how many
-of its loads are of single bytes and of single numbers of 16 bits. Layers but the first are compiled for the first kind
+The launches are those of `TritonAttention`, of `rows` and of packed weights, recorded. A line of JSON for each kernel,
+layer and kind of card has the registers of a thread, the bytes that are spilled from them, the shared memory of a
+program, how many of its loads are of single bytes and of single numbers of 16 bits, and how many copies to shared
+memory are of less than 16 bytes. Layers but the first, and weights of other shapes, are compiled for the first kind
 alone.
 """
 
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from rekindle.compute.cuda import attention, prompts, rows
+from rekindle.compute.cuda import attention, packing, prompts, rows
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
@@ -49,9 +51,15 @@ KERNELS = {
     "widen_kernel": prompts,
     "add_norm_kernel": rows,
     "gate_kernel": rows,
+    "round_kernel": packing,
+    "group_kernel": packing,
+    "multiply_kernel": packing,
 }
 NUM_ROWS = 328
 SIZE, INNER = 4096, 14336  # of a row, and of what an MLP gates
+# Columns and depth of weights: of a model of 8 billion parameters, and such that are no multiple of a tile.
+WEIGHTS = {"4096 x 4096": (4096, 4096), "4096 x 14336": (4096, 14336), "900 x 896": (900, 896)}
+ROW_COUNTS = (1, 32, 64, 500)
 
 
 @dataclass
@@ -65,14 +73,13 @@ class Recorder:
         return lambda *args, **named: self.launches.append((args, named))
 
 
-def launches(layer: Layer) -> list[Recorder]:
-    """What a step of one decoded row, 64 more of another sequence and 260 of a third one launches."""
+def recorded(run: Callable[[], object]) -> list[Recorder]:
+    """What is launched."""
     recorders = {name: Recorder(getattr(module, name)) for name, module in KERNELS.items()}
     try:
         for name, module in KERNELS.items():
             setattr(module, name, recorders[name])
-        attend(layer)
-        between(layer)
+        run()
     finally:
         for name, module in KERNELS.items():
             setattr(module, name, recorders[name].kernel)
@@ -80,6 +87,7 @@ def launches(layer: Layer) -> list[Recorder]:
 
 
 def attend(layer: Layer) -> None:
+    """A step of one decoded row, 64 more of another sequence and 260 of a third one."""
     ours = attention.TritonAttention(KVArena(layer.layout, 60))
     spans = [SequenceSpan(range(20 * n, 20 * n + 20), 1000, count, 1000) for n, count in enumerate((1, 64, 260))]
     plan = AttentionPlan(StepLayout(spans, layer.block_tokens, NUM_ROWS), "cpu")
@@ -111,6 +119,15 @@ def between(layer: Layer) -> None:
     rows.added(x, x, late)
     for activation in ACTIVATIONS:
         rows.gated(*both.chunk(2, -1), activation)
+
+
+def multiply(columns: int, depth: int) -> None:
+    """Weights packed in both formats, times few rows and many."""
+    weight, bias = torch.empty(columns, depth, dtype=BF16), torch.empty(columns, dtype=BF16)
+    packed = [packing.pack(weight, "int8"), packing.pack(weight, "int4")]
+    for count in ROW_COUNTS:
+        for each in packed:
+            packing.multiply(each, torch.zeros(count, depth, dtype=BF16), bias)
 
 
 @dataclass(frozen=True)
@@ -146,34 +163,47 @@ def registers_and_spills(ptx: str, arch: int) -> tuple[int, int]:
     return max(map(int, re.findall(r"Used (\d+) registers", told))), spilled
 
 
-def report(arch: int, layers: dict[str, Layer]) -> Iterator[dict[str, Any]]:
-    """A line for each kernel and layer."""
+def report(arch: int, layers: dict[str, Layer], weights: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """A line for each kernel and layer, and for each shape of weights."""
     driver.set_active(NoCard(arch))
+    runs = [(name, partial(compute, layer)) for name, layer in layers.items()]
+    runs += [(name, partial(multiply, *shape)) for name, shape in weights.items()]
     seen = set[tuple[str, str]]()
-    for name, layer in layers.items():
-        for recorder in launches(layer):
+    for name, run in runs:
+        for recorder in recorded(run):
             for args, named in recorder.launches:
                 compiled_for = recorder.kernel.__name__, repr(sorted(named.items()))
-                if compiled_for in seen:
-                    continue
-                seen.add(compiled_for)
-                made = recorder.kernel.warmup(*args, grid=(1,), **named)
-                registers, spilled = registers_and_spills(made.asm["ptx"], arch)
-                yield {
-                    "kernel": recorder.kernel.__name__,
-                    "layer": name,
-                    "sm": arch,
-                    "rows": named["SHAPE"].folded if "SHAPE" in named else None,
-                    "registers": registers,
-                    "spilled": spilled,
-                    "shared": made.metadata.shared,
-                    "bytewise": len(re.findall(r"ld\.global[.\w]*\.[bsu]8 ", made.asm["ptx"])),
-                    "narrow": len(re.findall(r"ld\.global(?!\.v)[.\w]*\.[bsu]16 ", made.asm["ptx"])),
-                }
+                if compiled_for not in seen:
+                    seen.add(compiled_for)
+                    made = compiled(recorder, args, named)
+                    yield {"kernel": recorder.kernel.__name__, "layer": name, "sm": arch, **made}
+
+
+def compute(layer: Layer) -> None:
+    """All that a layer launches."""
+    attend(layer)
+    between(layer)
+
+
+def compiled(recorder: Recorder, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """What a launch is compiled to."""
+    made = recorder.kernel.warmup(*args, grid=(1,), **named)
+    ptx = made.asm["ptx"]
+    registers, spilled = registers_and_spills(ptx, made.metadata.target.arch)
+    tile = named.get("TILE")
+    return {
+        "rows": named["SHAPE"].folded if "SHAPE" in named else tile.rows if isinstance(tile, packing.Tile) else None,
+        "registers": registers,
+        "spilled": spilled,
+        "shared": made.metadata.shared,
+        "narrow": len(re.findall(r"ld\.global(?!\.v)[.\w]*\.[bsu]16 ", ptx)),
+        "bytewise": len(re.findall(r"ld\.global[.\w]*\.[bsu]8 ", ptx)),
+        "scattered": len(re.findall(r"cp\.async\.\w+\.shared\.global [^;]*, 0x[48],", ptx)),
+    }
 
 
 if __name__ == "__main__":
-    first = dict([next(iter(LAYERS.items()))])
+    first, usual = (dict([next(iter(each.items()))]) for each in (LAYERS, WEIGHTS))
     for index, each in enumerate(sys.argv[1:]):
-        for line in report(int(each), first if index else LAYERS):
+        for line in report(int(each), first if index else LAYERS, usual if index else WEIGHTS):
             print(json.dumps(line), flush=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cuda.attention import TritonAttention
+from rekindle.compute.cuda.packing import RoundFormat, multiply, pack
 from rekindle.kv.arena import KVArena
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan
@@ -15,8 +18,12 @@ from rekindle.model.observation import observed
 from rekindle.model.trial import row_errors
 from tests.cuda.test_attention import DEVICE, LAYERS
 from tests.cuda.test_decoder import KINDS, fused_of, model_of, on_card, paths
+from tests.cuda.test_products import FORMATS, kernel, on_device
+from tests.kernels.test_int8 import product
+from tests.kernels.test_linear import matrix, random_bf16
 from tests.kv.steps import Layer, Rows, in_chunks, scattered_blocks, step
 
+__all__ = ["kernel"]
 BF16 = torch.bfloat16
 IN_BF16 = {
     name: replace(layer, dtype=BF16, **{at: "bf16" for at in ("k_format", "v_format") if getattr(layer, at) == "fp32"})
@@ -88,3 +95,15 @@ def test_a_layer_can_be_captured_and_replayed(kind: str) -> None:
             graph.replay()
             torch.cuda.synchronize()
             assert torch.equal(captured, eager)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_products_of_bf16_are_the_processors_to_the_bit(kernel: LinearKernel, weight_format: RoundFormat) -> None:
+    weights, bias, rows = random_bf16(1000, 4096, seed=0), random_bf16(1000, seed=1), random_bf16(300, 4096, seed=2)
+    packed = kernel.pack(matrix(weights), weight_format=weight_format, threads=4)
+    theirs = product(kernel, packed, rows, bias, output="bf16", threads=4)
+    weight, added, x = (on_device(each).bfloat16() for each in (weights, bias, rows))
+    ours = pack(weight, weight_format)
+    for count in (300, 64, 17, 1):
+        got = multiply(ours, x[:count], added).cpu().view(torch.int16).numpy().view(np.uint16)
+        np.testing.assert_array_equal(got, theirs[:count])

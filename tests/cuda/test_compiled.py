@@ -16,6 +16,7 @@ MOST_SPILLED = 16  # bytes of a thread
 KERNELS = {
     *("store_kernel", "rotate_kernel", "attend_kernel", "join_kernel", "widen_kernel"),
     *("add_norm_kernel", "gate_kernel", "place_kernel"),
+    *("round_kernel", "group_kernel", "multiply_kernel"),
 }
 
 
@@ -51,3 +52,10 @@ def test_stored_values_are_read_many_bytes_at_a_time(lines: list[dict[str, Any]]
 
 def test_rows_are_read_many_numbers_at_a_time(lines: list[dict[str, Any]]) -> None:
     assert {line["narrow"] for line in lines if line["kernel"] in ("add_norm_kernel", "gate_kernel")} == {0}
+
+
+def test_weights_are_copied_sixteen_bytes_at_a_time(lines: list[dict[str, Any]]) -> None:
+    """In tiles for few rows and for many, of int8 and int4; what is fetched byte by byte are a few multipliers."""
+    products = [line for line in lines if line["kernel"] == "multiply_kernel" and line["layer"].startswith("4096")]
+    assert {line["rows"] for line in products} == {16, 32, 64, 128}
+    assert {line["scattered"] for line in products} == {0} and max(line["bytewise"] for line in products) <= 2

@@ -8,6 +8,9 @@ TESTS = "tests/cuda/test_attention.py"
 RIGHT = f"{TESTS}::test_kernels_agree_with_the_definitions"
 GRAPHS = "tests/cuda/test_graphs.py"
 RECORDED = f"{GRAPHS}::test_a_recorded_step_computes_others_of_its_bucket"
+PRODUCTS = "tests/cuda/test_products.py"
+CODES = f"{PRODUCTS}::test_codes_and_scales_are_the_processors"
+SAME = f"{PRODUCTS}::test_products_are_the_processors_to_the_bit"
 BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
 ROWS, DECODER = (f"tests/cuda/test_{name}.py" for name in ("rows", "decoder"))
 SUMS, GATES = f"{ROWS}::test_rows_are_summed_and_normed", f"{ROWS}::test_rows_are_gated"
@@ -140,6 +143,48 @@ CARDS = (
         "own(after=self._changed)",
         "own(after=None)",
         "tests/cuda/test_arena.py::test_a_load_is_copied_after_what_was_wiped_before",
+    ),
+    one(
+        "card: weights rounded down",
+        "compute/cuda/rounding.py",
+        "        units = (units + _WHOLE) - _WHOLE\n",
+        "        units = tl.floor(units)\n",
+        CODES,
+    ),
+    one(
+        "card: a scale by the first piece of a deep row",
+        "compute/cuda/rounding.py",
+        "        most = tl.maximum(most, _most(",
+        "        tl.maximum(most, _most(",
+        CODES,
+    ),
+    one(
+        "card: groups of 4 bits by their largest error",
+        "compute/cuda/rounding.py",
+        "tl.argmin(error, 1)",
+        "tl.argmax(error, 1)",
+        CODES,
+    ),
+    one(
+        "card: codes of 4 bits by the multipliers of others",
+        "compute/cuda/products.py",
+        "((codes << 4) >> 4) * low",
+        "((codes << 4) >> 4) * high",
+        SAME,
+    ),
+    one(
+        "card: products without their bias",
+        "compute/cuda/products.py",
+        "    if BIASED:\n",
+        "    if False:\n",
+        SAME,
+    ),
+    one(
+        "card: rows that are not finite multiply as zeros",
+        "compute/cuda/rounding.py",
+        'tl.where(largest <= _LEAST, 0.0, float("nan"))',
+        "tl.where(largest <= _LEAST, 0.0, 0.0)",
+        f"{PRODUCTS}::test_what_is_not_finite_is_nan_and_touches_nothing_else",
     ),
     one(
         "pieces of a cpu's size everywhere",
