@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.packed import packed_weights
 from rekindle.compute.cuda.attention import TritonAttention
 from rekindle.compute.cuda.packing import RoundFormat, multiply, pack
+from rekindle.compute.load import load_model
+from rekindle.config import ModelSettings
 from rekindle.kv.arena import KVArena
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan
@@ -22,6 +25,7 @@ from tests.cuda.test_products import FORMATS, kernel, on_device
 from tests.kernels.test_int8 import product
 from tests.kernels.test_linear import matrix, random_bf16
 from tests.kv.steps import Layer, Rows, in_chunks, scattered_blocks, step
+from tests.model.helpers import Bench, random_ids
 
 __all__ = ["kernel"]
 BF16 = torch.bfloat16
@@ -95,6 +99,27 @@ def test_a_layer_can_be_captured_and_replayed(kind: str) -> None:
             graph.replay()
             torch.cuda.synchronize()
             assert torch.equal(captured, eager)
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_rounded_weights_of_a_model_are_those_of_the_processor(weights: RoundFormat) -> None:
+    """They are sent to the card layer by layer; KV has the same identity, and replies are near."""
+    ours, theirs = (
+        load_model(
+            ModelSettings(device=device, weights=weights, kv="q4h"),
+            block_tokens=64,
+            max_context=None,
+            format_map_dir=None,
+        )
+        for device in ("cuda", "cpu")
+    )
+    assert ours.spec.fingerprint == theirs.spec.fingerprint
+    assert {each.device.type for each in (*ours.model.parameters(), *ours.model.buffers())} == {"cuda"}
+    formats = [[each.format for each in packed_weights(loaded.model)] for loaded in (ours, theirs)]
+    assert formats[0] == formats[1]
+    (got,), (wanted,) = (Bench(loaded).forward(("a", random_ids(200))) for loaded in (ours, theirs))
+    p, q = wanted.log_softmax(-1), got.cpu().log_softmax(-1)
+    assert float((p.exp() * (p - q)).sum(-1).mean()) < 0.01
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)

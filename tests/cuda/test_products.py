@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, PackedWeights
 from rekindle.compute.cuda import packing
 from rekindle.compute.cuda.packing import CardWeights, RoundFormat, multiply, pack
 from tests.cuda.test_attention import DEVICE
@@ -133,7 +133,7 @@ def test_rows_of_any_shape_and_stride_are_taken_and_others_refused() -> None:
         with pytest.raises(RuntimeError, match="rows of 96 values in bf16 or fp32 are needed"):
             multiply(packed, wrong)
     with pytest.raises(ValueError, match="cannot be packed in int4"):
-        pack(torch.empty(1, packing.MOST_DEPTH + 1, device="meta"), "int4")
+        pack(torch.empty(1, MOST_INT8_DEPTH + 1, device="meta"), "int4")
 
 
 def test_weights_take_half_and_little_more_than_a_quarter_of_what_bf16_takes() -> None:

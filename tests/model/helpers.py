@@ -63,7 +63,7 @@ def reference_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
     model.set_attn_implementation("reference")
     try:
         with torch.inference_mode():
-            return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+            return model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0]
     finally:
         model.set_attn_implementation(before)
 

@@ -64,8 +64,9 @@ def packed(
         change(model)
     with observed_linears(model) as called:
         probe(model)
-    Linears(model, called, kernels).pack(WeightsChoice(weights, "forced"))
-    return replace(in_memory(model, kv=kv), compute=KernelCompute(kernels.library))
+    compute = KernelCompute(kernels.library)
+    Linears(model, called, compute.packer("cpu")).pack(WeightsChoice(weights, "forced"))
+    return replace(in_memory(model, kv=kv), compute=compute)
 
 
 def fuse(loaded: LoadedModel) -> int:

@@ -14,11 +14,15 @@ from rekindle.compute import devices
 from rekindle.compute.cpu import memory
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.devices import Chosen, choose_device, with_room
-from rekindle.compute.load import read_config
+from rekindle.compute.cuda.compute import TritonCompute
+from rekindle.compute.devices import Chosen, choose_device
+from rekindle.compute.load import load_model, read_config
+from rekindle.compute.room import rounded_bytes, with_room
 from rekindle.config import ModelSettings
-from rekindle.errors import ConfigError
+from rekindle.errors import ModelRefused
+from rekindle.model.checkpoint import expected_bytes, expert_share, weight_files
 from rekindle.model.device import Memory
+from tests.kernels.native import needs_kernels
 
 GB = 10**9
 RUNS = KernelCompute(None)  # what computes on a card: any Compute
@@ -56,16 +60,10 @@ def test_what_keeps_a_card_from_computing_is_said_in_one_line() -> None:
     assert found.notes == (f"device: cpu, by {found.compute.level}, not on the card: its driver is too old",)
 
 
-@pytest.mark.parametrize("given", [{"kernels": "torch"}, {"weights": "int8"}, {"weights": "int4"}], ids=str)
-def test_settings_of_the_processor_leave_the_card_alone(given: dict[str, Any]) -> None:
-    settings = ModelSettings(**given)
-    ((name, value),) = given.items()
-    if name == "weights" and devices.choose_kernels(ModelSettings(), "cpu").library is None:
-        with pytest.raises(ConfigError, match=f"weights={value} needs the kernels"):
-            devices.choose(settings, RUNS)
-        return
-    found = devices.choose(settings, RUNS)
-    assert found.device == "cpu" and f"{name}={value} is for the processor" in found.notes[0]
+def test_kernels_of_the_processor_leave_the_card_alone() -> None:
+    found = devices.choose(ModelSettings(kernels="torch"), RUNS)
+    assert found.device == "cpu" and "kernels=torch is for the processor" in found.notes[0]
+    assert devices.choose(ModelSettings(weights="int4"), RUNS) == CARD
 
 
 def test_weights_that_do_not_fit_on_a_card_go_to_the_processor(
@@ -82,6 +80,55 @@ def test_weights_that_do_not_fit_on_a_card_go_to_the_processor(
 
     assert found(needed) is place and found(10, device="meta") is place
     assert found(10).device == "cpu" and "and it has room for 10 B" in found(10).notes[0]
+
+
+def test_weights_take_the_widest_form_that_a_card_has_room_for(
+    model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` means the checkpoint's own form, 8 bits or 4; what is asked for is rounded without a word, or refused."""
+    directory, limit = model_dir("llama", "bf16", intermediate_size=2048), tmp_path / "memory.max"
+    card = replace(CARD, device="meta", compute=TritonCompute("triton", "a card"))
+    config, native = read_config(directory), sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    monkeypatch.setattr(memory, "LIMITS", (limit,))
+
+    def found(share: float, **given: Any) -> Chosen:
+        limit.write_text(f"{int(share * native)}\n")
+        return with_room(card, ModelSettings(**{"device": "meta", "weights": "auto", **given}), directory, config, None)
+
+    forms = {share: found(share).named(ModelSettings(weights="auto")).weights for share in (1.0, 0.99, 0.52, 0.5, 0.3)}
+    assert list(forms.values()) == ["native", "int8", "int8", "int4", "int4"]
+    assert "weights: in 8 bits, as in their own form they take" in found(0.6).notes[-1] and len(found(1.0).notes) == 1
+    assert found(0.6, weights="int8") is card is found(0.3, weights="int4")
+    for given in ({}, {"weights": "int4"}):
+        assert found(0.2, device="auto", **given).device == "cpu"
+        with pytest.raises(ModelRefused, match="in 4 bits, and meta has room for"):
+            found(0.2, **given)
+    assert found(0.2, weights="native") is card  # which the loader refuses
+    assert "(weights=int8 would fit)" in found(0.6, weights="native", device="auto").notes[0]
+    assert found(1.0, dtype="fp32") is card and found(1.0, dtype="fp32", device="auto").device == "cpu"
+
+
+@needs_kernels
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=["head", "tied head"])
+def test_bytes_of_rounded_weights_are_estimated_before_they_are_read(
+    weights: Any, changes: dict[str, Any], model_dir: Callable[..., Path]
+) -> None:
+    directory = model_dir("llama", "bf16", hidden_size=256, intermediate_size=512, **changes)
+    settings = ModelSettings(model=str(directory), device="cpu", weights=weights)
+    found = rounded_bytes(weight_files(directory), read_config(directory), settings, None)
+    loaded = load_model(settings, block_tokens=16, max_context=None, format_map_dir=None)
+    assert found[weights] == pytest.approx(loaded.spec.facts.weight_bytes, rel=0.05)
+
+
+def test_experts_are_counted_as_they_are(model_dir: Callable[..., Path]) -> None:
+    directory = model_dir("mixtral", "bf16")
+    files, config = weight_files(directory), read_config(directory)
+    experts = 3 * config.num_hidden_layers * config.num_local_experts * 64 * config.intermediate_size
+    assert expert_share(files) == pytest.approx(2 * experts / expected_bytes(files, None))
+    wide, table = expected_bytes(files, None), config.vocab_size * config.hidden_size
+    found = rounded_bytes(files, config, ModelSettings(device="cpu"), None)
+    assert found["int8"] == pytest.approx(experts * 2 + 3 * table + (wide - experts * 2 - 4 * table) / 2, rel=0.001)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or devices.is_card_seen(), reason="this machine has a card")

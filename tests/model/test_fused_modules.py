@@ -14,9 +14,9 @@ from rekindle.compute.cpu.decoder import DecoderKernels
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.decoder import DecoderKernel
 from rekindle.compute.cpu.kernels.levels import LEVELS
-from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import observed_linears, pack_linears
 from rekindle.compute.cpu.packed_modules import PackedLinear
+from rekindle.compute.cpu.packer import KernelPacker
 from rekindle.layer_forms import WeightFormat
 from rekindle.model.fused_layers import fuse_modules
 from rekindle.model.geometry import probe
@@ -54,7 +54,7 @@ def kernels(request: pytest.FixtureRequest) -> library.KernelLibrary:
 def pack(model: Any, kernels: library.KernelLibrary, run: Callable[[], Any], weights: WeightFormat = "bf16") -> None:
     with observed_linears(model) as called, torch.inference_mode():
         run()
-    assert pack_linears(model, LinearKernel(kernels), called, weights) == []
+    assert pack_linears(model, KernelPacker.of(kernels), called, weights) == []
 
 
 def fused_counts(model: nn.Module) -> dict[str, int]:

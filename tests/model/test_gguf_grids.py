@@ -16,6 +16,7 @@ from rekindle.compute.cpu.kernels.grids import pack_grid, rows_of
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import all_called, observed_linears, pack_codes, pack_linears, packed_weights
 from rekindle.compute.cpu.packed_modules import PackedEmbedding
+from rekindle.compute.cpu.packer import KernelPacker
 from rekindle.compute.devices import choose_kernels
 from rekindle.config import ModelSettings
 from rekindle.layer_forms import GROUP
@@ -102,7 +103,7 @@ def test_an_embedding_shares_codes_that_were_rounded(tmp_path: Path) -> None:
     model, library = Tied(torch.from_numpy(values)), choose_kernels(ModelSettings(), "cpu").library
     grid = file_grid(tmp_path / "file", entry, lambda rows: rows)
     assert grid is not None and library is not None
-    assert not pack_linears(model, LinearKernel(library), {model.head}, "int8", {"embedding.weight": grid})
+    assert not pack_linears(model, KernelPacker.of(library), {model.head}, "int8", {"embedding.weight": grid})
     embedding: Any = model.embedding
     assert isinstance(embedding, PackedEmbedding) and embedding.packed is model.head.packed
 
@@ -133,7 +134,7 @@ def test_one_layer_at_a_time_is_wide_and_those_that_are_not_called_are_seen(tmp_
         return torch.from_numpy(memory).view(dtype)
 
     grids = [("first.weight", grid), ("second.weight", grid)]
-    assert not pack_codes(model, LinearKernel(library), grids, values)
+    assert not pack_codes(model, KernelPacker.of(library), grids, values)
     assert len(wide) == 2 and {each.format for each in packed_weights(model)} == {"grid8"}
     for both in (True, False):
         with observed_linears(model) as called:

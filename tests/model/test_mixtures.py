@@ -16,8 +16,8 @@ from rekindle.compute.cpu.experts import pack_experts
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.kernels.experts import ExpertsKernel, MixtureLayer
 from rekindle.compute.cpu.kernels.levels import LEVELS
-from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.mixtures import fuse_experts, mixture_layer
+from rekindle.compute.cpu.packer import KernelPacker
 from rekindle.layer_forms import WeightFormat
 from rekindle.model.layer_parts import mixture_parts
 from rekindle.model.padded_experts import EXPERTS_NAME, FUSED_NAME, each_padded, padded_experts
@@ -117,7 +117,7 @@ def layer(kind: type[nn.Module], kernels: library.KernelLibrary, weights: Weight
     torch.manual_seed(0)
     made = kind(SimpleNamespace(_experts_implementation=EXPERTS_NAME))
     model = nn.ModuleList([made])
-    pack_experts(model, LinearKernel(kernels), weights)
+    pack_experts(model, KernelPacker.of(kernels), weights)
     assert fuse_experts(model, ExpertsKernel(kernels)) == 1
     return made
 
@@ -270,7 +270,7 @@ def test_experts_are_fused_whatever_their_weights_are(weights: WeightFormat, ker
     torch.manual_seed(0)
     config = SimpleNamespace(_experts_implementation=EXPERTS_NAME)
     model = nn.ModuleList([kind(config) for kind in (Wide, Wide, Wide, Interleaved, Swish)])
-    pack_experts(model, LinearKernel(kernels), weights)
+    pack_experts(model, KernelPacker.of(kernels), weights)
     assert fuse_experts(model, ExpertsKernel(kernels)) == 5
 
 
@@ -283,7 +283,7 @@ def test_a_layer_that_computes_something_else_is_left_alone(
     experts = Silu(SimpleNamespace(_experts_implementation=EXPERTS_NAME))
     model = nn.ModuleList([experts])
     change(experts)
-    pack_experts(model, LinearKernel(kernels), weights)
+    pack_experts(model, KernelPacker.of(kernels), weights)
     assert fuse_experts(model, ExpertsKernel(kernels)) == 0
     given = rows_of(9, 2)
     if change is not wide_biases:  # whose sums are in fp32, which our products do not take
@@ -296,7 +296,7 @@ def test_another_gate_is_left_alone(
     kind: type[nn.Module], weights: WeightFormat, kernels: library.KernelLibrary
 ) -> None:
     model = nn.ModuleList([kind(SimpleNamespace(_experts_implementation=EXPERTS_NAME))])
-    pack_experts(model, LinearKernel(kernels), weights)
+    pack_experts(model, KernelPacker.of(kernels), weights)
     assert fuse_experts(model, ExpertsKernel(kernels)) == 0
 
 
@@ -431,7 +431,7 @@ def test_a_model_gives_the_same_bits_on_every_path(
 ) -> None:
     model = tiny_model(kind, BF16)
     in_memory(model)
-    assert pack_experts(model, LinearKernel(kernels), weights) == []
+    assert pack_experts(model, KernelPacker.of(kernels), weights) == []
     assert fuse_experts(model, ExpertsKernel(kernels)) == 3
     assert sum(hasattr(module, FUSED_NAME) for module in model.modules()) == 3
     assert self_test(in_memory(model, kv="q4h")).promise == "bitwise"

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.compute.cpu.experts import pack_experts
-from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import (
     agrees,
     observed_linears,
@@ -24,6 +23,7 @@ from rekindle.compute.cpu.packed import (
     release_files,
 )
 from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
+from rekindle.compute.cpu.packer import KernelPacker
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.layer_forms import WeightFormat
@@ -56,16 +56,16 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def kernel() -> LinearKernel:
+def packer() -> KernelPacker:
     found = built()[runnable()[0]].library
     assert found is not None
-    return LinearKernel(found)
+    return KernelPacker.of(found)
 
 
-def pack(model: Any, kernel: LinearKernel, run: Callable[[], Any]) -> list[str]:
+def pack(model: Any, packer: KernelPacker, run: Callable[[], Any]) -> list[str]:
     with observed_linears(model) as called, torch.inference_mode():
         run()
-    notes = [*pack_linears(model, kernel, called), *pack_experts(model, kernel)]
+    notes = [*pack_linears(model, packer, called), *pack_experts(model, packer)]
     assert not called
     release_files(model)
     return notes
@@ -75,22 +75,22 @@ def count(model: nn.Module, *types: type[nn.Module]) -> int:
     return sum(type(module) in types for module in model.modules())
 
 
-def packed_model(kind: str, kernel: LinearKernel, **changes: Any) -> Any:
+def packed_model(kind: str, packer: KernelPacker, **changes: Any) -> Any:
     """A tiny bf16 model whose linear layers are packed."""
     model = tiny_model(kind, BF16, **changes)
     in_memory(model)
-    assert pack(model, kernel, lambda: probe(model)) == []
+    assert pack(model, packer, lambda: probe(model)) == []
     return model
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_near_those_of_torch(kernel: LinearKernel, kind: str) -> None:
+def test_logits_are_near_those_of_torch(packer: KernelPacker, kind: str) -> None:
     ids = random_ids(50)
     model = tiny_model(kind, BF16)
     in_memory(model)
     theirs, linears = reference_logits(model, ids), count(model, nn.Linear, Conv1D)
     true = reference_logits(tiny_model(kind, torch.float32), ids)
-    packed = packed_model(kind, kernel)
+    packed = packed_model(kind, packer)
     assert count(packed, PackedLinear) == linears and count(packed, nn.Linear, Conv1D) == 0
     ours = reference_logits(packed, ids)
     errors = torch.stack([row_errors(ours, true), row_errors(theirs, true)])
@@ -101,8 +101,8 @@ def test_logits_are_near_those_of_torch(kernel: LinearKernel, kind: str) -> None
         assert float((p.exp() * (p - q)).sum(-1).mean()) < 0.02
 
 
-def test_a_model_is_served_with_the_same_bits_on_every_path(kernel: LinearKernel) -> None:
-    model = packed_model("llama", kernel)
+def test_a_model_is_served_with_the_same_bits_on_every_path(packer: KernelPacker) -> None:
+    model = packed_model("llama", packer)
     loaded = in_memory(model, kv="q4h")
     trial_forward(in_memory(model), BF16)
     assert self_test(loaded).promise == "bitwise"
@@ -113,7 +113,7 @@ def test_a_model_is_served_with_the_same_bits_on_every_path(kernel: LinearKernel
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
-def test_experts_are_packed_one_by_one_and_freed(kernel: LinearKernel, kind: str) -> None:
+def test_experts_are_packed_one_by_one_and_freed(packer: KernelPacker, kind: str) -> None:
     model = tiny_model(kind, BF16)
     in_memory(model)
 
@@ -126,7 +126,7 @@ def test_experts_are_packed_one_by_one_and_freed(kernel: LinearKernel, kind: str
         expected = [padded_experts(layer, rows, chosen, weights) for layer in layers()]
     held = [weakref.ref(layer.down_proj) for layer in layers()]
     numbers = [parameter.numel() for parameter in model.parameters()]
-    assert pack_experts(model, kernel) == []
+    assert pack_experts(model, packer) == []
     gc.collect()
     assert len(held) == 3 and not any(ref() is not None for ref in held)
     assert [parameter.numel() for parameter in model.parameters()] == numbers
@@ -144,10 +144,10 @@ def test_experts_are_packed_one_by_one_and_freed(kernel: LinearKernel, kind: str
         assert torch.equal(ours, alone)
 
 
-def test_a_row_does_not_depend_on_company_or_strides(kernel: LinearKernel) -> None:
+def test_a_row_does_not_depend_on_company_or_strides(packer: KernelPacker) -> None:
     model = nn.Sequential(nn.Linear(96, 130, dtype=BF16))
     rows = torch.randn(3, 40, 96).to(BF16)
-    pack(model, kernel, lambda: model(rows))
+    pack(model, packer, lambda: model(rows))
     whole = model(rows)
     assert whole.shape == (3, 40, 130)
     assert torch.equal(model(rows[1, 7]), whole[1, 7])
@@ -161,12 +161,12 @@ def test_a_row_does_not_depend_on_company_or_strides(kernel: LinearKernel) -> No
             model(wrong)
 
 
-def test_shape_dtype_and_device_of_the_weight_stay_and_its_values_do_not(kernel: LinearKernel) -> None:
+def test_shape_dtype_and_device_of_the_weight_stay_and_its_values_do_not(packer: KernelPacker) -> None:
     linear, conv = nn.Linear(96, 130, dtype=BF16), Conv1D(130, 96).to(BF16)
     model, rows = nn.ModuleList([linear, conv]), torch.randn(4, 96).to(BF16)
     numbers = [parameter.numel() for parameter in model.parameters()]
     expected = [linear(rows), conv(rows)]
-    pack(model, kernel, lambda: [module(rows) for module in model])
+    pack(model, packer, lambda: [module(rows) for module in model])
     for module, old, theirs in zip(model, (linear, conv), expected, strict=True):
         assert isinstance(module, PackedLinear) and agrees(old, module)
         assert (module.weight.shape, module.weight.dtype, module.weight.device) == (
@@ -179,16 +179,16 @@ def test_shape_dtype_and_device_of_the_weight_stay_and_its_values_do_not(kernel:
     assert [parameter.numel() for parameter in model.parameters()] == numbers
 
 
-def test_originals_are_freed(kernel: LinearKernel) -> None:
+def test_originals_are_freed(packer: KernelPacker) -> None:
     model = nn.Sequential(nn.Linear(64, 64, dtype=BF16), nn.Linear(64, 64, dtype=BF16))
     held = [weakref.ref(module) for module in model] + [weakref.ref(module.weight) for module in model]
-    pack(model, kernel, lambda: model(torch.zeros(1, 64, dtype=BF16)))
+    pack(model, packer, lambda: model(torch.zeros(1, 64, dtype=BF16)))
     gc.collect()
     assert [ref() for ref in held] == [None] * 4
     assert sum(module.packed.num_bytes for module in model) == 2 * 64 * 64 * 2  # type: ignore[union-attr]
 
 
-def test_the_file_of_weights_is_unmapped(kernel: LinearKernel, model_dir: Callable[..., Path]) -> None:
+def test_the_file_of_weights_is_unmapped(packer: KernelPacker, model_dir: Callable[..., Path]) -> None:
     directory = model_dir("llama", "bf16")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=BF16)
     in_memory(model)
@@ -198,16 +198,16 @@ def test_the_file_of_weights_is_unmapped(kernel: LinearKernel, model_dir: Callab
         return str(directory) in Path("/proc/self/maps").read_text()
 
     assert is_mapped()
-    pack(model, kernel, lambda: probe(model))
+    pack(model, packer, lambda: probe(model))
     gc.collect()
     assert not is_mapped()
     assert float(row_errors(reference_logits(model, random_ids(20)), expected).mean()) < 0.1
 
 
-def test_a_tied_head_shares_its_memory_with_the_embedding(kernel: LinearKernel) -> None:
+def test_a_tied_head_shares_its_memory_with_the_embedding(packer: KernelPacker) -> None:
     ids = random_ids(50)
     expected = tiny_model("llama", BF16, tie_word_embeddings=True)
-    model = packed_model("llama", kernel, tie_word_embeddings=True)
+    model = packed_model("llama", packer, tie_word_embeddings=True)
     embedding, head = model.get_input_embeddings(), model.lm_head
     assert isinstance(embedding, PackedEmbedding) and isinstance(head, PackedLinear)
     assert embedding.packed is head.packed
@@ -223,10 +223,10 @@ def test_a_tied_head_shares_its_memory_with_the_embedding(kernel: LinearKernel) 
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma", "minicpm3"])
-def test_a_scaled_embedding_shares_its_head_s_memory_too(kernel: LinearKernel, kind: str) -> None:
+def test_a_scaled_embedding_shares_its_head_s_memory_too(packer: KernelPacker, kind: str) -> None:
     model, own = (tiny_model(kind, BF16, tie_word_embeddings=True) for _ in range(2))
     embedding, head = model.get_input_embeddings(), model.lm_head
-    pack(model, kernel, lambda: head(torch.zeros(1, 64, dtype=BF16)))
+    pack(model, packer, lambda: head(torch.zeros(1, 64, dtype=BF16)))
     new = model.get_input_embeddings()
     assert isinstance(new, PackedEmbedding) and new.packed is model.lm_head.packed
     every = torch.arange(384)
@@ -242,7 +242,7 @@ class Shifted(nn.Embedding):
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "int8"])
-def test_a_head_whose_embedding_does_something_else(kernel: LinearKernel, weight_format: WeightFormat) -> None:
+def test_a_head_whose_embedding_does_something_else(packer: KernelPacker, weight_format: WeightFormat) -> None:
     """In bf16 it is left to torch, as the weights would be in memory twice; in int8 an embedding keeps its own."""
     head, embedding = linear(), Shifted(64, 64, dtype=BF16)
     embedding.weight = head.weight
@@ -250,7 +250,7 @@ def test_a_head_whose_embedding_does_something_else(kernel: LinearKernel, weight
     rows = torch.zeros(1, 64, dtype=BF16)
     with observed_linears(model) as called:
         head(rows)
-    notes = pack_linears(model, kernel, called, weight_format)
+    notes = pack_linears(model, packer, called, weight_format)
     assert model["embedding"] is embedding
     if weight_format == "int8":
         assert notes == [] and isinstance(model["head"], PackedLinear)
@@ -321,7 +321,7 @@ def shared() -> nn.Module:
         Keywords,
     ],
 )
-def test_what_does_not_fit_is_left_alone(kernel: LinearKernel, make: Callable[[], nn.Module]) -> None:
+def test_what_does_not_fit_is_left_alone(packer: KernelPacker, make: Callable[[], nn.Module]) -> None:
     odd, fits = make(), linear()
     model = nn.ModuleList([odd, fits])
     dtype = next(odd.parameters()).dtype
@@ -332,21 +332,21 @@ def test_what_does_not_fit_is_left_alone(kernel: LinearKernel, make: Callable[[]
             module(torch.zeros(1, 64, dtype=torch.int64 if isinstance(module, nn.Embedding) else dtype))
 
     before = list(odd.modules())
-    assert pack(model, kernel, run) == []
+    assert pack(model, packer, run) == []
     assert list(odd.modules()) == before and model[0] is odd
     assert isinstance(model[1], PackedLinear)
 
 
-def test_a_layer_that_is_not_called_is_left_alone(kernel: LinearKernel) -> None:
+def test_a_layer_that_is_not_called_is_left_alone(packer: KernelPacker) -> None:
     model = nn.ModuleList([linear(), linear()])
-    pack(model, kernel, lambda: model[1](torch.zeros(1, 64, dtype=BF16)))
+    pack(model, packer, lambda: model[1](torch.zeros(1, 64, dtype=BF16)))
     assert [type(module) for module in model] == [nn.Linear, PackedLinear]
 
 
-def test_a_layer_in_two_places_is_replaced_in_both(kernel: LinearKernel) -> None:
+def test_a_layer_in_two_places_is_replaced_in_both(packer: KernelPacker) -> None:
     module = linear()
     model = nn.ModuleDict({"a": module, "b": nn.Sequential(module), "c": module})
-    pack(model, kernel, lambda: module(torch.zeros(1, 64, dtype=BF16)))
+    pack(model, packer, lambda: module(torch.zeros(1, 64, dtype=BF16)))
     assert isinstance(model["a"], PackedLinear) and model["a"] is model["b"][0] is model["c"]  # type: ignore[index]
 
 
@@ -363,31 +363,31 @@ def doubled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("doubled")
-def test_a_layer_that_computes_something_else_is_left_with_a_note(kernel: LinearKernel) -> None:
+def test_a_layer_that_computes_something_else_is_left_with_a_note(packer: KernelPacker) -> None:
     model = nn.Sequential(nn.Sequential(linear()))
-    (note,) = pack(model, kernel, lambda: model(torch.zeros(1, 64, dtype=BF16)))
+    (note,) = pack(model, packer, lambda: model(torch.zeros(1, 64, dtype=BF16)))
     assert note == "0.0 is left to torch: our kernel gives other outputs"
     assert count(model, nn.Linear) == 1
 
 
-def test_one_wrong_weight_is_seen(kernel: LinearKernel) -> None:
+def test_one_wrong_weight_is_seen(packer: KernelPacker) -> None:
     right, wrong = (nn.Linear(4096, 128, dtype=BF16) for _ in range(2))
     wrong.load_state_dict(right.state_dict())
     with torch.no_grad():
         wrong.weight[77, 3001] += 2 * 4096**-0.5  # twice the largest
     model = nn.Sequential(right)
-    pack(model, kernel, lambda: model(torch.zeros(1, 4096, dtype=BF16)))
+    pack(model, packer, lambda: model(torch.zeros(1, 4096, dtype=BF16)))
     packed = model[0]
     assert isinstance(packed, PackedLinear) and agrees(right, packed) and not agrees(wrong, packed)
 
 
-def test_weights_that_are_not_finite_are_packed_as_they_are(kernel: LinearKernel) -> None:
+def test_weights_that_are_not_finite_are_packed_as_they_are(packer: KernelPacker) -> None:
     module = linear()
     with torch.no_grad():
         module.weight[3, 5] = torch.nan
         module.weight[4, 5] = torch.inf
     model = nn.Sequential(module)
-    assert pack(model, kernel, lambda: model(torch.zeros(1, 64, dtype=BF16))) == []
+    assert pack(model, packer, lambda: model(torch.zeros(1, 64, dtype=BF16))) == []
     assert isinstance(model[0], PackedLinear)
     assert model(torch.ones(1, 64, dtype=BF16)).isnan()[0].nonzero()[:, 0].tolist() == [3]
 

@@ -14,9 +14,10 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rekindle.compute.cpu.compute import KernelCompute
-from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.kernels.library import KernelLibrary
+from rekindle.compute.cpu.kernels.linear import PackedWeights
 from rekindle.compute.cpu.packed_modules import PackedEmbedding, PackedLinear
+from rekindle.compute.cpu.packer import KernelPacker
 from rekindle.compute.cpu.saved_weights import LEAST_BYTES, SavedWeights, named, place
 from rekindle.compute.cpu.weights import Linears, WeightsChoice
 from rekindle.compute.cpu.weights_file import Contents, DamagedFile
@@ -64,10 +65,10 @@ def logits_of(loaded: LoadedModel) -> torch.Tensor:
     return logits
 
 
-def a_kernel() -> LinearKernel:
+def a_packer() -> KernelPacker:
     found = choose_kernels(ModelSettings(), "cpu").library
     assert found is not None
-    return LinearKernel(found)
+    return KernelPacker.of(found)
 
 
 def num_torch(model: nn.Module) -> int:
@@ -131,7 +132,7 @@ def test_a_module_in_two_places_is_replaced_in_both(model_dir: Callable[..., Pat
     head = load(model_dir("llama", "bf16"), None).model.lm_head
     module = nn.Linear(64, head.packed.columns, bias=False, dtype=torch.bfloat16)
     model = nn.ModuleDict({"a": module, "b": nn.Sequential(module)})
-    place(model, a_kernel(), {"a": head.packed})
+    place(model, a_packer(), {"a": head.packed})
     assert isinstance(model["a"], PackedLinear) and model["a"] is next(iter(model["b"].children()))
 
 
@@ -166,16 +167,18 @@ def test_other_weights_and_other_formats_have_other_files(model_dir: Callable[..
 def test_other_kernels_have_another_file(model_dir: Callable[..., Path], tmp_path: Path) -> None:
     directory = model_dir("llama", "bf16")
     settings = ModelSettings(model=str(directory), device="cpu", map_weights="on")
-    known = choose_kernels(settings, "cpu")
-    assert known.library is not None
-    other = replace(known, library=replace(known.library, digest="of other sources"))
+    known = choose_kernels(settings, "cpu").library
+    assert known is not None
+    packer = KernelPacker.of(known)
 
-    def saved(kernels: KernelChoice) -> SavedWeights:
-        return SavedWeights(tmp_path, "model", settings, kernels, lambda **_: {"weights": "of this model"})
+    def saved(library: KernelLibrary) -> SavedWeights:
+        inputs = {"weights": "of this model"}
+        return SavedWeights(tmp_path, "model", settings, KernelCompute(library), packer, lambda **_: inputs)
 
     loaded = load(directory, None)
-    linears, native = Linears(loaded.model, set(), known), WeightsChoice("native")
-    unsaved = [saved(kernels).pack(linears, native, ()).unsaved for kernels in (known, other)]
+    linears, native = Linears(loaded.model, set(), packer), WeightsChoice("native")
+    others = replace(known, digest="of other sources")
+    unsaved = [saved(library).pack(linears, native, ()).unsaved for library in (known, others)]
     assert unsaved[0] is not None and unsaved[1] is not None
     unsaved[0].save()
     assert unsaved[0].file.read() is not None and unsaved[1].file.read() is None
@@ -226,7 +229,7 @@ def test_the_decision_of_auto_is_mapped_too(model_dir: Callable[..., Path], tmp_
 
 def test_weights_that_do_not_fit_change_nothing(model_dir: Callable[..., Path]) -> None:
     loaded, other = (load(model_dir(kind, "bf16"), None) for kind in ("mixtral", "llama"))
-    kernel = a_kernel()
+    kernel = a_packer()
     plain = nn.Sequential(nn.Linear(64, 384, bias=False, dtype=torch.bfloat16), nn.Linear(64, 64, dtype=torch.bfloat16))
     modules = list(plain)
     head: PackedWeights = other.model.lm_head.packed

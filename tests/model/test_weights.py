@@ -18,16 +18,16 @@ from transformers import AutoTokenizer
 
 from rekindle import pocket
 from rekindle.compute.cpu.experts import packed_weights as packed_expert_weights
-from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH
 from rekindle.compute.cpu.packed import (
     PackedLinear,
     observed_linears,
     pack_linears,
     packed_weights,
 )
+from rekindle.compute.cpu.packer import KernelPacker, Packer
 from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice, check_ids, verdict
-from rekindle.compute.devices import choose_kernels
+from rekindle.compute.devices import choose_kernels, named_device
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
@@ -58,16 +58,18 @@ def notes_of(loaded: LoadedModel) -> list[str]:
 
 
 @pytest.fixture
-def kernels() -> KernelChoice:
-    return choose_kernels(ModelSettings(), "cpu")
+def packer() -> KernelPacker:
+    library = choose_kernels(ModelSettings(), "cpu").library
+    assert library is not None
+    return KernelPacker.of(library)
 
 
-def linears_of(model: Any, kernels: KernelChoice) -> Linears:
+def linears_of(model: Any, packer: Packer) -> Linears:
     """A tiny bf16 model in memory, and which of its layers a pass calls."""
     in_memory(model)
     with observed_linears(model) as called:
         probe(model)
-    return Linears(model, called, kernels)
+    return Linears(model, called, packer)
 
 
 @needs_kernels
@@ -110,9 +112,9 @@ def test_kv_of_rounded_weights_is_never_mixed_with_that_of_others(model_dir: Cal
 @needs_kernels
 @pytest.mark.parametrize(("weights", "error"), [("int8", 0.2), ("int4", 0.7)])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3", "gpt2", "phi3"])
-def test_every_path_gives_the_same_bits(kind: str, weights: Weights, error: float, kernels: KernelChoice) -> None:
+def test_every_path_gives_the_same_bits(kind: str, weights: Weights, error: float, packer: KernelPacker) -> None:
     model = tiny_model(kind, BF16)
-    linears = linears_of(model, kernels)
+    linears = linears_of(model, packer)
     native = reference_logits(model, random_ids(50))
     linears.pack(WeightsChoice(weights, "forced"))
     assert self_test(in_memory(model, kv="q4h")).promise == "bitwise"
@@ -121,10 +123,10 @@ def test_every_path_gives_the_same_bits(kind: str, weights: Weights, error: floa
 
 @needs_kernels
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_a_tied_embedding_keeps_its_values(weights: Weights, kernels: KernelChoice) -> None:
+def test_a_tied_embedding_keeps_its_values(weights: Weights, packer: KernelPacker) -> None:
     expected = tiny_model("llama", BF16, tie_word_embeddings=True).get_input_embeddings().weight
     model = tiny_model("llama", BF16, tie_word_embeddings=True)
-    linears_of(model, kernels).pack(WeightsChoice(weights, "forced"))
+    linears_of(model, packer).pack(WeightsChoice(weights, "forced"))
     embedding = model.get_input_embeddings()
     assert type(embedding) is nn.Embedding and torch.equal(embedding.weight, expected)
     assert isinstance(model.lm_head, PackedLinear) and model.lm_head.packed.format == "int8"
@@ -132,11 +134,11 @@ def test_a_tied_embedding_keeps_its_values(weights: Weights, kernels: KernelChoi
 
 @needs_kernels
 @pytest.mark.parametrize(("weights", "error"), [("int8", 0.05), ("int4", 0.3)])
-def test_experts_are_rounded_too(weights: Weights, error: float, kernels: KernelChoice) -> None:
+def test_experts_are_rounded_too(weights: Weights, error: float, packer: KernelPacker) -> None:
     model = tiny_model("mixtral", BF16)
     rows, chosen = torch.randn(9, 64).to(BF16), torch.randint(4, (9, 2))
     shares = torch.rand(9, 2).to(BF16)
-    linears = linears_of(model, kernels)
+    linears = linears_of(model, packer)
     layer = next(module for module in model.modules() if hasattr(module, "has_post_expert_norm"))
     with torch.inference_mode():
         before = padded_experts(layer, rows, chosen, shares)
@@ -151,8 +153,7 @@ def test_experts_are_rounded_too(weights: Weights, error: float, kernels: Kernel
 
 
 @needs_kernels
-def test_a_layer_that_int4_does_not_suit_is_in_int8(kernels: KernelChoice) -> None:
-    assert kernels.library is not None
+def test_a_layer_that_int4_does_not_suit_is_in_int8(packer: KernelPacker) -> None:
     uneven = nn.Linear(63, 64, dtype=BF16)  # of an odd depth, so not rotated
     with torch.no_grad():
         uneven.weight.uniform_(-0.07, 0.07)
@@ -160,20 +161,19 @@ def test_a_layer_that_int4_does_not_suit_is_in_int8(kernels: KernelChoice) -> No
     model = nn.Sequential(uneven, nn.Linear(64, 64, dtype=BF16))
     with observed_linears(model) as called:
         model(torch.zeros(1, 63, dtype=BF16))
-    assert pack_linears(model, LinearKernel(kernels.library), called, "int4") == []
+    assert pack_linears(model, packer, called, "int4") == []
     assert [each.format for each in packed_weights(model)] == ["int8", "int4"]
 
 
 @needs_kernels
-def test_a_layer_that_int8_does_not_suit_stays_in_bf16(kernels: KernelChoice) -> None:
-    assert kernels.library is not None
+def test_a_layer_that_int8_does_not_suit_stays_in_bf16(packer: KernelPacker) -> None:
     tiny = nn.Linear(64, 64, bias=False, dtype=BF16)
     with torch.no_grad():
         tiny.weight *= 2.0**-110  # int8 takes them for zeros
     model = nn.Sequential(tiny, nn.Linear(64, 64, dtype=BF16))
     with observed_linears(model) as called:
         model(torch.zeros(1, 64, dtype=BF16))
-    assert pack_linears(model, LinearKernel(kernels.library), called, "int8") == []
+    assert pack_linears(model, packer, called, "int8") == []
     assert [each.format for each in packed_weights(model)] == ["bf16", "int8"]
 
 
@@ -196,10 +196,10 @@ def test_int8_is_taken_within_both_bounds_only(kl: float, agreement: float, weig
 @needs_kernels
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_the_self_check_leaves_the_model_as_it_was(
-    kind: str, kernels: KernelChoice, model_dir: Callable[..., Path]
+    kind: str, packer: KernelPacker, model_dir: Callable[..., Path]
 ) -> None:
     model = tiny_model(kind, BF16)
-    linears, ids = linears_of(model, kernels), random_ids(50)
+    linears, ids = linears_of(model, packer), random_ids(50)
     modules, called, logits = list(model.modules()), set(linears.called), reference_logits(model, ids)
     chosen = linears.choose("auto", model_dir("llama"), 1024, None)
     assert "KL 0.0" in chosen.reason and "KL 0," not in chosen.reason  # something was measured
@@ -240,8 +240,10 @@ def test_rounded_weights_without_kernels_are_refused(weights: Any) -> None:
         ConfigError, match=f"weights={weights} needs the kernels for the CPU, and what computes is torch"
     ):
         choose_kernels(ModelSettings(weights=weights, kernels="torch"), "cpu")
-    with pytest.raises(ConfigError, match=f"weights={weights} needs the kernels"):
-        choose_kernels(ModelSettings(weights=weights), "cuda")
+    with pytest.raises(
+        ConfigError, match=f"weights={weights} needs kernels of ours, and what computes on mps is torch"
+    ):
+        named_device(ModelSettings(weights=weights, device="mps"))
 
 
 def test_auto_does_without_kernels() -> None:
@@ -276,12 +278,11 @@ def test_auto_leaves_a_model_without_bf16_layers_as_it_is(model_dir: Callable[..
 
 
 @needs_kernels
-def test_a_layer_that_is_too_deep_for_int8_stays_in_bf16(kernels: KernelChoice) -> None:
-    assert kernels.library is not None
+def test_a_layer_that_is_too_deep_for_int8_stays_in_bf16(packer: KernelPacker) -> None:
     model = nn.Sequential(nn.Linear(MOST_INT8_DEPTH + 1, 2, dtype=BF16), nn.Linear(2, 64, dtype=BF16))
     with observed_linears(model) as called:
         model(torch.zeros(1, MOST_INT8_DEPTH + 1, dtype=BF16))
-    assert pack_linears(model, LinearKernel(kernels.library), called, "int8") == []
+    assert pack_linears(model, packer, called, "int8") == []
     assert [each.format for each in packed_weights(model)] == ["bf16", "int8"]
 
 

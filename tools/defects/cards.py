@@ -180,6 +180,20 @@ CARDS = (
         SAME,
     ),
     one(
+        "card: layers as deep as any are packed",
+        "compute/cpu/packed.py",
+        '"bf16" if depth > MOST_INT8_DEPTH else weight_format',
+        "weight_format",
+        "tests/cuda/test_packed.py::test_what_no_format_suits_is_left_to_torch",
+    ),
+    one(
+        "card: other layers than those that were packed from",
+        "compute/cuda/packer.py",
+        'values if layout == "columns first" else values.T',
+        "values",
+        "tests/cuda/test_packed.py::test_layers_are_those_of_the_processor[gpt2-int8]",
+    ),
+    one(
         "card: rows that are not finite multiply as zeros",
         "compute/cuda/rounding.py",
         'tl.where(largest <= _LEAST, 0.0, float("nan"))',

@@ -11,19 +11,18 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Literal, Protocol
 
 import torch
 
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels import library
-from rekindle.config import ModelSettings, show_bytes
+from rekindle.compute.cpu.packer import Packer
+from rekindle.compute.cpu.weights import Weights
+from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, first_line
-from rekindle.model.checkpoint import weight_files
-from rekindle.model.checkpoint_form import CheckpointForm
 from rekindle.model.device import Memory
 from rekindle.model.loaded import Compute
-from rekindle.model.refusals import refuse_by_config
 
 DEVICE_NAME = re.compile(r"cpu|mps|cuda(:\d+)?")
 CARD = "cuda"  # the first one; ROCm has this name, too
@@ -31,29 +30,49 @@ DRIVER = Path("/proc/driver/nvidia")
 SLOW = "device=cuda computes there by torch alone, which is slow"
 
 
+class PackingCompute(Compute, Protocol):
+    """What computes, and what packs weights for it."""
+
+    def packer(self, device: str) -> Packer | None:
+        """What packs weights for the device; None where nothing of ours does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """A device by its name, what computes there, and what speaks against a better choice, or "".
 
-    `kernels`: those for the processor, which also pack weights.
+    `kernels`: those for the processor. `weights`: what `auto` means of weights there, "auto" if that is to be found
+    out, and why they are rounded, or "".
     """
 
     device: str
-    compute: Compute
+    compute: PackingCompute
     kernels: library.KernelChoice
     why_not: str = ""
+    weights: Weights | Literal["auto"] = "auto"
+    why_rounded: str = ""
 
     def __str__(self) -> str:
         return ", ".join((self.device, f"by {self.compute.level}", *filter(None, [self.why_not])))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For the banner: nothing where the processor computes and there is no other device."""
-        return () if self.device == "cpu" and not self.why_not else (f"device: {self}",)
+        """For the banner: of the device, nothing where the processor computes and there is no other."""
+        of_device = None if self.device == "cpu" and not self.why_not else f"device: {self}"
+        lacks_kernels = self.device == "cpu" and self.kernels.library is None and self.kernels.why_not
+        of_kernels = f"kernels: {self.kernels}" if lacks_kernels else None
+        of_weights = f"weights: {self.why_rounded}" if self.why_rounded else None
+        return tuple(note for note in (of_device, of_kernels, of_weights) if note is not None)
 
     def named(self, settings: ModelSettings) -> ModelSettings:
-        """Settings that name this device."""
-        return settings if settings.device == self.device else replace(settings, device=self.device)
+        """Settings that name this device, and the form of weights."""
+        weights = self.weights if settings.weights == "auto" else settings.weights
+        return replace(settings, device=self.device, weights=weights)
+
+    @property
+    def packer(self) -> Packer | None:
+        """What packs weights for the device."""
+        return self.compute.packer(self.device)
 
     @property
     def memory(self) -> Memory:
@@ -70,11 +89,10 @@ def choose_device(settings: ModelSettings) -> Chosen:
     return processor(settings) if found is None else choose(settings, found)
 
 
-def choose(settings: ModelSettings, found: Compute | str) -> Chosen:
+def choose(settings: ModelSettings, found: PackingCompute | str) -> Chosen:
     """What `auto` chooses where there is a card, by what computes there, or why nothing of ours does."""
-    for name, given in (("kernels", settings.kernels), ("weights", settings.weights)):
-        if given in ("int8", "int4") or (name == "kernels" and given != "auto"):
-            found = f"{name}={given} is for the processor"
+    if settings.kernels != "auto":
+        found = f"kernels={settings.kernels} is for the processor"
     return processor(settings, found) if isinstance(found, str) else Chosen(CARD, found, library.KernelChoice(None))
 
 
@@ -84,30 +102,19 @@ def processor(settings: ModelSettings, why: str = "") -> Chosen:
     return Chosen("cpu", KernelCompute(kernels.library), kernels, why and f"not on the card: {why}")
 
 
-def with_room(
-    chosen: Chosen, settings: ModelSettings, directory: Path, config: Any, compute_dtype: torch.dtype | None
-) -> Chosen:
-    """The processor in place of a card that `auto` chose, if the weights in this directory do not fit there."""
-    if settings.device != "auto" or chosen.device == "cpu":
-        return chosen
-    form = CheckpointForm.of(weight_files(directory), config, chosen.named(settings))
-    needed, most = form.needed_bytes(form.wanted_dtype(compute_dtype)[0]), chosen.memory.weight_bytes
-    if needed <= most:
-        return chosen
-    refuse_by_config(config, "cpu")
-    return processor(settings, f"the weights take {show_bytes(needed)}, and it has room for {show_bytes(most)}")
-
-
 def named_device(settings: ModelSettings) -> Chosen:
     """What computes on the device that is named."""
     kernels, device = choose_kernels(settings, settings.device), torch.device(settings.device)
-    found: Compute | str = kernels_on(device) if device.type == CARD and settings.kernels == "auto" else ""
+    found: PackingCompute | str = kernels_on(device) if device.type == CARD and settings.kernels == "auto" else ""
     if not isinstance(found, str):
         return Chosen(settings.device, found, kernels)
+    if device.type != "cpu" and settings.weights in ("int8", "int4"):
+        why = found or f"what computes on {settings.device} is torch"
+        raise ConfigError(f"weights={settings.weights} needs kernels of ours, and {why}")
     return Chosen(settings.device, KernelCompute(kernels.library), kernels, found and f"which is slow: {found}")
 
 
-def look_for_card() -> Compute | str | None:
+def look_for_card() -> PackingCompute | str | None:
     """What computes on the first card, why nothing of ours does, or None: there is none."""
     if torch.cuda.is_available():
         found = kernels_on(torch.device(CARD))
@@ -126,7 +133,7 @@ def is_card_seen(driver: Path = DRIVER, path: str | None = None) -> bool:
 
 
 @cache
-def kernels_on(device: torch.device) -> Compute | str:
+def kernels_on(device: torch.device) -> PackingCompute | str:
     """What computes on a card by kernels of ours; a reason where there is nothing."""
     from rekindle.compute.cuda.compute import triton_compute
 
@@ -135,12 +142,11 @@ def kernels_on(device: torch.device) -> Compute | str:
 
 def choose_kernels(settings: ModelSettings, device: str) -> library.KernelChoice:
     """Load the kernels that the settings name; ConfigError if those cannot be used, or not on this device."""
-    if torch.device(device).type == "cpu":
-        chosen = library.load(settings.kernels)
-    elif settings.kernels in ("auto", "torch"):
-        chosen = library.KernelChoice(None)
-    else:
+    if torch.device(device).type != "cpu":
+        if settings.kernels in ("auto", "torch"):
+            return library.KernelChoice(None)
         raise ConfigError(f"kernels={settings.kernels} is for the CPU, not for {device}: leave it at auto")
+    chosen = library.load(settings.kernels)
     if settings.weights in ("int8", "int4") and chosen.library is None:
         raise ConfigError(f"weights={settings.weights} needs the kernels for the CPU, and what computes is {chosen}")
     return chosen

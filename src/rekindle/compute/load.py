@@ -19,11 +19,12 @@ from transformers import AutoConfig
 
 from rekindle import allocator
 from rekindle.compute.cpu import packed, weights
-from rekindle.compute.cpu.kernels import library
-from rekindle.compute.cpu.kernels.linear import LinearKernel
+from rekindle.compute.cpu.memory import memory_of
+from rekindle.compute.cpu.packer import Packer
 from rekindle.compute.cpu.saved_weights import ReadyWeights, SavedWeights
 from rekindle.compute.cpu.weights import loaded_bytes
-from rekindle.compute.devices import choose_device, with_room
+from rekindle.compute.devices import choose_device
+from rekindle.compute.room import ROUNDED, with_room
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import bnb_linears, checkpoint, formats, geometry, gguf, recurrent, trial
@@ -72,15 +73,15 @@ def load_model(
     rope, longest = geometry.rope_regime(config, max_context)
     directory = source.fetch()
     place = with_room(place, settings, directory, config, compute_dtype)
-    kernels, most_bytes, settings = place.kernels, place.memory.weight_bytes, place.named(settings)
+    packer, most_bytes, settings = place.packer, place.memory.weight_bytes, place.named(settings)
     digests = DigestCache(format_map_dir / "digests.json" if format_map_dir else None)
     inputs = _inputs(directory, digests, config=config, rope=rope, tokenizer=tokenizer_digest(directory, digests))
-    saved = SavedWeights(format_map_dir, source.key, settings, kernels, inputs)
+    saved = SavedWeights(format_map_dir, source.key, settings, place.compute, packer, inputs)
     loaded, saved, ready, found, called = _loaded_and_probed(directory, config, saved, compute_dtype, most_bytes)
     model, settings = loaded.model, saved.settings
     recurrent.split_sequences(found.recurrent, block_tokens)
     if ready.chosen is None:
-        linears, decision = weights.Linears(model, called, kernels), saved.decision(found.dtype)
+        linears, decision = weights.Linears(model, called, packer), saved.decision(found.dtype)
         chosen = _choose(linears, saved.setting, directory, longest, decision)
         ready = saved.pack(linears, chosen, ready.notes, loaded.names, loaded.grids)
     notes = (*place.notes, *loaded.notes, *geometry.rope_notes(rope), *ready.notes, *map_notes(model, ready.weights))
@@ -165,13 +166,15 @@ def _loaded(
     """The weights, with those in place that an earlier start packed, and what is saved of them by the final settings.
 
     Where that start kept all of a GGUF file, nothing is read from it. `coded`: what has codes there is packed while it
-    is read, so that no two layers have wide weights at a time.
+    is read, so that no two layers have wide weights at a time. What is to be rounded on a card is on the processor.
     """
     settings, notes = saved.settings, tuple[str, ...]()
-    load = partial(load_weights, directory, config, settings, most_bytes=most_bytes)
+    held = "cpu" if settings.weights in ROUNDED else settings.device
+    most_bytes = most_bytes if held == settings.device else memory_of(held).weight_bytes
+    load = partial(load_weights, directory, config, settings, most_bytes=most_bytes, held=held)
     of_gguf = gguf_dtype(directory, config, settings, compute_dtype)
     if of_gguf is not None:
-        early = replace(saved, keeps_codes=_fits(settings, *of_gguf, saved.kernels))
+        early = replace(saved, keeps_codes=_fits(settings, *of_gguf, saved.packer))
         found = early.find(of_gguf[0])
         if found.contents is not None and found.contents.tensors:
             loaded = load(compute_dtype, found.contents.tensors)
@@ -184,11 +187,11 @@ def _loaded(
         coded = coded and early.keeps_codes
     loaded = load(compute_dtype, coded=coded and of_gguf is not None)
     dtype, is_wide = loaded.model.dtype, loaded.quantised is not None and loaded.is_wider
-    if loaded.grids and coded and saved.kernels.library is not None:
-        made = packed.pack_codes(loaded.model, LinearKernel(saved.kernels.library), shown_grids(loaded.grids), widened)
+    if loaded.grids and coded and saved.packer is not None:
+        made = packed.pack_codes(loaded.model, saved.packer, shown_grids(loaded.grids), widened)
         allocator.trim()  # of the last layer's values
         loaded = replace(loaded, notes=(*loaded.notes, *made), wide_bytes=loaded_bytes(loaded.model))
-    if _fits(settings, dtype, is_wide if of_gguf is None else of_gguf[1], saved.kernels):
+    if _fits(settings, dtype, is_wide if of_gguf is None else of_gguf[1], saved.packer):
         in_8_bits = replace(settings, weights="int8")
         saved = replace(saved, keeps_codes=bool(loaded.grids), settings=settings if loaded.grids else in_8_bits)
     if notes:
@@ -196,9 +199,9 @@ def _loaded(
     return loaded, saved, saved.place(loaded.model, saved.find(dtype))
 
 
-def _fits(settings: ModelSettings, dtype: torch.dtype, widened: bool, kernels: library.KernelChoice) -> bool:
+def _fits(settings: ModelSettings, dtype: torch.dtype, widened: bool, packer: Packer | None) -> bool:
     """Whether weights in the checkpoint's own precision are quantised ones that are bf16 now, and can be packed."""
-    can = settings.device == "cpu" and kernels.library is not None and dtype == torch.bfloat16
+    can = settings.device == "cpu" and packer is not None and dtype == torch.bfloat16
     return widened and can and settings.weights == "native"
 
 

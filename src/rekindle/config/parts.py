@@ -49,15 +49,16 @@ class ModelSettings:
     )
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = computing(
         "native",
-        "precision of linear layers: the checkpoint's, 8 bits, 4 bits, auto: 8 where that changes next to nothing, or "
-        "those of bitsandbytes",
-        detail="`int8` halves the memory of linear layers in bf16 and needs the kernels for the CPU; a tied embedding "
-        "stays as it is. `int4` takes about a quarter, with the head in 8 bits, and changes what a model says: of the "
-        "bundled one, 3 % of first choices. `auto` takes `int8` where, on a text of 512 tokens, the distributions of "
-        "next tokens stay within a KL of 0.002 and 99 % of first choices are the same. Of a GGUF file `native` keeps "
-        "the codes as they are where the kernels can; other quantised weights that would be widened are packed in 8 "
-        "bits. `bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes quantise a bf16 checkpoint, on the CPU or CUDA; the "
-        "head keeps 16 bits, and experts of mixtures are in `int4` or `int8` where the kernels for the CPU compute.",
+        "precision of linear layers: the checkpoint's, 8 bits, 4 bits, auto: 8 where that changes next to nothing or a "
+        "card has no room for more, or those of bitsandbytes",
+        detail="`int8` halves the memory of linear layers in bf16 and needs kernels of ours; a tied embedding stays as "
+        "it is. `int4` takes about a quarter, with the head in 8 bits, and changes what a model says: of the bundled "
+        "one, 3 % of first choices. `auto` takes `int8` where, on a text of 512 tokens, the distributions of next "
+        "tokens stay within a KL of 0.002 and 99 % of first choices are the same; on a card it means the most bits "
+        "that there is room for ([gpu.md](gpu.md#what-runs-how)). Of a GGUF file `native` keeps the codes as they are "
+        "where the kernels for the CPU can; other quantised weights that would be widened are packed in 8 bits. "
+        "`bnb-4bit` (nf4) and `bnb-8bit` let bitsandbytes quantise a bf16 checkpoint, on the CPU or CUDA; the head "
+        "keeps 16 bits, and experts of mixtures are in `int4` or `int8` where the kernels for the CPU compute.",
     )
     kernels: Literal["auto", "amx", "avx512", "avxvnni", "avx2", "torch"] = computing(
         "auto",

@@ -16,11 +16,13 @@ from typing import Any
 from rekindle import pocket
 from rekindle.errors import ModelRefused
 from rekindle.model import gguf
+from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.short_names import all_short_names, on_the_hub, short_name
 
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+EXPERTS = re.compile(r"\bexperts\b|_exps\b")
 QUANTISER_NUMBERS = re.compile(r"_(scales?|scale_inv|zero_point|shape|g_idx)$")  # not in the model once it is widened
 HEADER_LIMIT_BYTES = 100_000_000  # the format's own bound
 Header = Mapping[str, Any]  # of a safetensors file: tensor name -> {dtype, shape, data_offsets}
@@ -193,6 +195,17 @@ def widened_bytes(files: list[Path], packed_bits: int) -> int:
             factor = 2.0 if entry["dtype"].startswith("F8") else factors.get(entry["dtype"], 1.0)
             total += 0 if QUANTISER_NUMBERS.search(name) else int((end - start) * factor)
     return total
+
+
+def expert_share(files: list[Path]) -> float:
+    """The share of the files' bytes that belongs to experts of mixtures, by the names of tensors."""
+    file = gguf_file(files)
+    if file is not None:
+        sizes = [(tensor.name, tensor.end - tensor.begin) for tensor in GgufHeader.read(file).tensors]
+    else:
+        entries = (item for header in read_headers(files) for item in header.items())
+        sizes = [(name, entry["data_offsets"][1] - entry["data_offsets"][0]) for name, entry in entries]
+    return sum(size for name, size in sizes if EXPERTS.search(name)) / max(1, sum(size for _, size in sizes))
 
 
 def expected_bytes(files: list[Path], float_bytes: float | None) -> int:

@@ -59,12 +59,12 @@ def _buffer(memory: np.ndarray) -> Any:
     return buffer
 
 
-def placeholder(weight: torch.Tensor) -> nn.Parameter:
-    """A parameter with the shape, dtype and device of packed weights; its values are NaN and take no memory.
+def placeholder(weight: torch.Tensor, device: torch.device | None = None) -> nn.Parameter:
+    """A parameter with the shape and dtype of packed weights, on their device; its values are NaN and take no memory.
 
-    On the CPU if the weights are nowhere (meta).
+    On the CPU if the weights are nowhere (meta) and nobody says where packed ones are.
     """
-    device = "cpu" if weight.is_meta else weight.device
+    device = device or (torch.device("cpu") if weight.is_meta else weight.device)
     nothing = torch.full((), torch.nan, dtype=weight.dtype, device=device)
     return nn.Parameter(nothing.expand(weight.shape), requires_grad=False)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,16 @@ def load_weights(
     *,
     coded: bool = False,
     most_bytes: int | None = None,
+    held: str | None = None,
 ) -> Weights:
     """Load the weights of a model directory; ModelRefused with the reason if they cannot be, or are not all there.
 
     `kept`: all that an earlier start left of the weights of a GGUF file, which is not opened then. `coded`: what has
     codes in a GGUF file gets placeholders, to be packed. More than `most_bytes` are refused before they are read.
+    `held`: the device that they are loaded to, unless it is that of the settings, where the model computes.
     """
-    files = checkpoint.weight_files(directory)
-    adapters = checkpoint.adapter_files(directory)
+    computes_on, settings = settings.device, replace(settings, device=held or settings.device)
+    files, adapters = checkpoint.weight_files(directory), checkpoint.adapter_files(directory)
     if adapters and importlib.util.find_spec("peft") is None:
         raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
     form = CheckpointForm.of(files, config, settings)
@@ -122,7 +124,7 @@ def load_weights(
         model.to(settings.device)
     model.eval()
     bnb_linears.avoid_unfit_kernels(model)
-    if settings.device == "cpu":
+    if computes_on == "cpu":
         use_padded_experts(model)
     notes += [*form.notes(), *check_loaded(model, report)]
     return Weights(

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
-from rekindle.compute.cpu.packed import FALLBACKS, Layout, is_bf16, pack
-from rekindle.compute.cpu.packed_modules import multiply
+from rekindle.compute.cpu.packed import FALLBACKS, is_bf16, pack
+from rekindle.compute.cpu.packer import Layout, Packed, Packer
 from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products
 from rekindle.model.kept_tensors import placeholder
@@ -25,12 +24,12 @@ from rekindle.model.padded_experts import PACKED_NAME, PROJECTIONS, mixtures, to
 class PackedExperts:
     """One projection of every expert of a layer."""
 
-    kernel: LinearKernel
-    weights: tuple[PackedWeights, ...]
+    packer: Packer
+    weights: tuple[Packed, ...]
 
     def product(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         """Multiply rows [rows, depth] by one expert's weights."""
-        return multiply(self.kernel, self.weights[expert], rows)
+        return self.packer.multiply(self.weights[expert], rows)
 
 
 class Projection(NamedTuple):
@@ -38,17 +37,17 @@ class Projection(NamedTuple):
 
     module: Any
     name: str
-    weights: tuple[PackedWeights, ...]
+    weights: tuple[Packed, ...]
 
 
-def pack_experts(model: Any, kernel: LinearKernel, weight_format: WeightFormat = "bf16") -> list[str]:
+def pack_experts(model: Any, packer: Packer, weight_format: WeightFormat = "bf16") -> list[str]:
     """Pack the bf16 experts of layers that compute by `padded_experts`; their weights are freed layer by layer.
 
     Returns notes on projections that were left because ours would compute something else.
     """
     notes = list[str]()
     for path, module in mixtures(model):
-        made = _packed(module, kernel, weight_format)
+        made = _packed(module, packer, weight_format)
         for name in made:
             module._parameters[name] = placeholder(getattr(module, name))
         setattr(module, PACKED_NAME, made)
@@ -58,19 +57,19 @@ def pack_experts(model: Any, kernel: LinearKernel, weight_format: WeightFormat =
 
 
 @contextmanager
-def packed_for_trial(model: Any, kernel: LinearKernel) -> Iterator[int]:
+def packed_for_trial(model: Any, packer: Packer) -> Iterator[int]:
     """Compute experts in int8 until the block ends; yield how many matrices are."""
     modules = [module for _, module in mixtures(model)]
     try:
         for module in modules:
-            setattr(module, PACKED_NAME, _packed(module, kernel, "int8"))
+            setattr(module, PACKED_NAME, _packed(module, packer, "int8"))
         yield sum(each.format == "int8" for each in packed_weights(model))
     finally:
         for module in modules:
             setattr(module, PACKED_NAME, {})
 
 
-def packed_weights(model: Any) -> Iterator[PackedWeights]:
+def packed_weights(model: Any) -> Iterator[Packed]:
     """The packed weights of every expert."""
     for _, module in mixtures(model):
         for projection in getattr(module, PACKED_NAME, {}).values():
@@ -91,14 +90,14 @@ def wide_bytes(model: Any) -> int:
     return total
 
 
-def named_weights(model: Any) -> Iterator[tuple[str, PackedWeights]]:
+def named_weights(model: Any) -> Iterator[tuple[str, Packed]]:
     """The packed weights of every expert with their names: of the layer, the projection, the number."""
     for path, module in mixtures(model):
         for name, projection in getattr(module, PACKED_NAME, {}).items():
             yield from ((f"{path}.{name}.{number}", each) for number, each in enumerate(projection.weights))
 
 
-def fitting(model: Any, weights: dict[str, PackedWeights]) -> list[Projection]:
+def fitting(model: Any, weights: dict[str, Packed]) -> list[Projection]:
     """Projections for whose experts there are weights by these names; they are taken out of `weights`."""
     found = list[Projection]()
     for path, module in mixtures(model):
@@ -112,11 +111,11 @@ def fitting(model: Any, weights: dict[str, PackedWeights]) -> list[Projection]:
     return found
 
 
-def replace(projections: Iterable[Projection], kernel: LinearKernel) -> None:
+def replace(projections: Iterable[Projection], packer: Packer) -> None:
     """Let projections compute with packed weights in place of those they were packed from; nothing is compared."""
     for module, name, weights in projections:
         module._parameters[name] = placeholder(getattr(module, name))
-        setattr(module, PACKED_NAME, {**getattr(module, PACKED_NAME, {}), name: PackedExperts(kernel, weights)})
+        setattr(module, PACKED_NAME, {**getattr(module, PACKED_NAME, {}), name: PackedExperts(packer, weights)})
 
 
 def _packable(module: Any) -> list[str]:
@@ -125,15 +124,16 @@ def _packable(module: Any) -> list[str]:
     return [name for name, weights in found if weights is not None and weights.dim() == 3 and is_bf16(weights)]
 
 
-def _packed(module: Any, kernel: LinearKernel, weight_format: WeightFormat) -> dict[str, PackedExperts]:
+def _packed(module: Any, packer: Packer, weight_format: WeightFormat) -> dict[str, PackedExperts]:
     """The projections of one layer, packed; in the first format that suits it, and not at all where bf16 differs."""
     layout: Layout = "depth first" if module.is_transposed else "columns first"
     packed: dict[str, PackedExperts] = {}
     for name in _packable(module):
         for each_format in FALLBACKS[weight_format]:
             weights = getattr(module, name).detach()
-            made = PackedExperts(kernel, tuple(pack(kernel, each, layout, each_format) for each in weights))
-            if _agrees(module, name, made):
+            found = [pack(packer, each, layout, each_format) for each in weights]
+            made = PackedExperts(packer, tuple(each for each in found if each is not None))
+            if len(made.weights) == len(weights) and _agrees(module, name, made):
                 packed[name] = made
                 break
     return packed

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rekindle.compute.cpu.kernels.decoder import DecoderKernel, MlpLayer, NormLayer
-from rekindle.compute.cpu.kernels.linear import Linear
+from rekindle.compute.cpu.kernels.linear import Linear, PackedWeights
 from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.model.compare import random_rows, same_in_8_bits, same_results
 from rekindle.model.fused_layers import ModuleKernel
@@ -66,6 +66,7 @@ def _gated(kernel: DecoderKernel, mlp: MlpLayer, x: torch.Tensor) -> torch.Tenso
 
 def linear(module: PackedLinear) -> Linear:
     """A packed layer as other kernels call it; it must outlive that."""
+    assert isinstance(module.packed, PackedWeights), module
     return Linear(module.packed, None if module.bias is None else module.bias.data_ptr())
 
 

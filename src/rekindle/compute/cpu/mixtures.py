@@ -17,9 +17,9 @@ import torch
 
 from rekindle.compute.cpu.kernels.experts import Choice, ExpertsKernel, ExpertsLayer, MixtureLayer, RouterLayer
 from rekindle.compute.cpu.kernels.library import KernelLibrary
-from rekindle.compute.cpu.kernels.linear import Linear, LinearKernel
-from rekindle.compute.cpu.packed import is_bf16, pack
-from rekindle.compute.cpu.packed_modules import multiply
+from rekindle.compute.cpu.kernels.linear import Linear
+from rekindle.compute.cpu.packed import is_bf16
+from rekindle.compute.cpu.packer import KernelPacker
 from rekindle.model.compare import random_rows, same_choices, same_in_8_bits, same_products, same_results
 from rekindle.model.layer_parts import SHARE_FORMATS, MixtureParts, Routed, RouterParts, gate_of, is_changed
 from rekindle.model.padded_experts import FUSED_NAME, PACKED_NAME, each_padded, mixtures
@@ -117,10 +117,10 @@ def mixture_layer(parts: MixtureParts, library: KernelLibrary) -> MixtureLayer |
 
 def _router_layer(parts: RouterParts, library: KernelLibrary) -> RouterLayer | None:
     """What gives the logits, shares and choices of a router, or None."""
-    weight, bias, linears = parts.weight, parts.bias, LinearKernel(library)
+    weight, bias, packer = parts.weight, parts.bias, KernelPacker.of(library)
     rows = random_rows(weight.shape[1])
-    own, packed = Routed.by(parts.module, rows), pack(linears, weight, "columns first")
-    if own is None or not same_products(multiply(linears, packed, rows, bias), own.logits, rows, weight, bias):
+    own, packed = Routed.by(parts.module, rows), packer.pack(weight, "columns first", "bf16")
+    if own is None or not same_products(packer.multiply(packed, rows, bias), own.logits, rows, weight, bias):
         return None
     linear = Linear(packed, None if bias is None else bias.data_ptr())
     router = RouterLayer(linear, parts.num_chosen, parts.shares)

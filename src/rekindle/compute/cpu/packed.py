@@ -15,20 +15,20 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from rekindle.compute.cpu.kernels.grids import pack_grid
-from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, Matrix, PackedWeights
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH
 from rekindle.compute.cpu.packed_modules import (
     GATHERED,
     PackedEmbedding,
     PackedLinear,
     PackedModule,
 )
+from rekindle.compute.cpu.packer import KernelPacker, Layout, Packed, Packer
 from rekindle.layer_forms import WeightFormat
 from rekindle.model.compare import checked_rows, same_products, same_weights
 from rekindle.model.gguf_grids import FileGrid
@@ -53,20 +53,15 @@ class Place(NamedTuple):
     path: str
 
 
-Layout = Literal["columns first", "depth first"]
 Places = dict[int, list[Place]]  # by id of the module
 Widened = Callable[[FileGrid, torch.dtype], torch.Tensor]
 
 
-def pack(
-    kernel: LinearKernel, weight: torch.Tensor, layout: Layout, weight_format: WeightFormat = "bf16"
-) -> PackedWeights:
-    """Pack contiguous bf16 weights, [columns, depth] or [depth, columns]; in bf16 what is too deep for the others."""
+def pack(packer: Packer, weight: torch.Tensor, layout: Layout, weight_format: WeightFormat = "bf16") -> Packed | None:
+    """Pack contiguous bf16 weights, in bf16 what is too deep for other formats; None if the packer does not."""
     depth = weight.shape[1] if layout == "columns first" else len(weight)
-    if depth > MOST_INT8_DEPTH:
-        weight_format = "bf16"
-    values = Matrix(weight.data_ptr(), len(weight), weight.shape[1], weight.stride(0))
-    return kernel.pack(values, weight_format=weight_format, layout=layout, threads=torch.get_num_threads())
+    suited: WeightFormat = "bf16" if depth > MOST_INT8_DEPTH else weight_format
+    return packer.pack(weight, layout, suited) if suited in packer.formats else None
 
 
 @contextmanager
@@ -97,7 +92,7 @@ def observed_linears(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 def pack_linears(
     model: nn.Module,
-    kernel: LinearKernel,
+    packer: Packer,
     called: set[nn.Module],
     weight_format: WeightFormat = "bf16",
     grids: Mapping[str, FileGrid] | None = None,
@@ -120,14 +115,12 @@ def pack_linears(
             of_head = weight_format == "int4" and any(user is head for user in users)
             names = [f"{place.path}.weight" for user in users for place in places[id(user)]]
             grid = next((grids[name] for name in names if name in grids), None) if grids else None
-            notes += _replace(users, kernel, places, "int8" if of_head else weight_format, grid)
+            notes += _replace(users, packer, places, "int8" if of_head else weight_format, grid)
     log.info("%d linear layers are packed", sum(isinstance(module, PackedLinear) for module in model.modules()))
     return notes
 
 
-def pack_codes(
-    model: nn.Module, kernel: LinearKernel, grids: Iterable[tuple[str, FileGrid]], widened: Widened
-) -> list[str]:
+def pack_codes(model: nn.Module, packer: Packer, grids: Iterable[tuple[str, FileGrid]], widened: Widened) -> list[str]:
     """Replace the layers that have placeholders for weights by such over the codes in a file; return notes.
 
     `grids`: by the names of weights. `widened` gives the values of one, with which its layers are compared; no two have
@@ -137,16 +130,14 @@ def pack_codes(
     for name, grid in grids:
         weight = model.get_parameter(name)
         if is_placeholder(weight):
-            notes += _replace_coded([*users_of.pop(weight.data_ptr())], kernel, places, grid, widened)
+            notes += _replace_coded([*users_of.pop(weight.data_ptr())], packer, places, grid, widened)
     return notes
 
 
-def _replace_coded(
-    users: Sequence[Any], kernel: LinearKernel, places: Places, grid: FileGrid, widened: Widened
-) -> list[str]:
+def _replace_coded(users: Sequence[Any], packer: Packer, places: Places, grid: FileGrid, widened: Widened) -> list[str]:
     weight = users[0].weight
     weight.data = widened(grid, weight.dtype)
-    return _replace(users, kernel, places, "int8", grid) if _fit(users, {id(user) for user in users}) else []
+    return _replace(users, packer, places, "int8", grid) if _fit(users, {id(user) for user in users}) else []
 
 
 def all_called(model: nn.Module, called: set[nn.Module]) -> bool:
@@ -155,13 +146,14 @@ def all_called(model: nn.Module, called: set[nn.Module]) -> bool:
 
 
 @contextmanager
-def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Module]) -> Iterator[int]:
+def packed_for_trial(model: nn.Module, packer: Packer, called: set[nn.Module]) -> Iterator[int]:
     """Put int8 layers in place of those `called` until the block ends; yield how many places they take."""
     places, put_back = _places(model), list[tuple[Place, nn.Module]]()
     try:
         for old in called:
-            new = packed_linear(old, kernel, "int8")
-            for place in places[id(old)] if new.packed.format == "int8" and agrees(old, new) else ():
+            new = packed_linear(old, packer, "int8")
+            fits = new is not None and new.packed.format == "int8" and agrees(old, new)
+            for place in places[id(old)] if fits else ():
                 put_back.append((place, old))
                 setattr(place.parent, place.name, new)
         yield len(put_back)
@@ -170,7 +162,7 @@ def packed_for_trial(model: nn.Module, kernel: LinearKernel, called: set[nn.Modu
             setattr(place.parent, place.name, old)
 
 
-def fits(module: Any, packed: PackedWeights) -> bool:
+def fits(module: Any, packed: Packed) -> bool:
     """Whether a module can be replaced by one over these weights, as far as types and shapes show."""
     is_gathered = isinstance(module, nn.Embedding)
     if not (is_gathered or type(module) in LINEARS) or not is_plain(module):
@@ -179,12 +171,12 @@ def fits(module: Any, packed: PackedWeights) -> bool:
     return (packed.columns, packed.depth) == (columns, depth) and not (is_gathered and packed.format not in GATHERED)
 
 
-def replace(model: nn.Module, kernel: LinearKernel, weights: Mapping[nn.Module, PackedWeights]) -> None:
+def replace(model: nn.Module, packer: Packer, weights: Mapping[nn.Module, Packed]) -> None:
     """Put modules over packed weights in place of those they were packed from; nothing is compared."""
-    places, shared = _places(model), dict[PackedWeights, nn.Parameter]()
+    places, shared = _places(model), dict[Packed, nn.Parameter]()
     for old, packed in weights.items():
         weight = shared.setdefault(packed, placeholder(cast(nn.Parameter, old.weight)))
-        new = (PackedEmbedding if isinstance(old, nn.Embedding) else PackedLinear)(packed, weight, old, kernel)
+        new = (PackedEmbedding if isinstance(old, nn.Embedding) else PackedLinear)(packed, weight, old, packer)
         for place in places[id(old)]:
             setattr(place.parent, place.name, new)
 
@@ -194,7 +186,7 @@ def has_linears(model: nn.Module) -> bool:
     return any(isinstance(module, LINEARS) for module in model.modules())
 
 
-def packed_weights(model: nn.Module) -> Iterator[PackedWeights]:
+def packed_weights(model: nn.Module) -> Iterator[Packed]:
     """The packed weights of linear layers and embeddings; a tied embedding has those of its head."""
     found = (module.packed for module in model.modules() if isinstance(module, PackedModule))
     return iter({weights.address: weights for weights in found}.values())
@@ -260,32 +252,30 @@ def _fit(users: Sequence[Any], called_ids: set[int]) -> bool:
 
 def _replace(
     users: Sequence[Any],
-    kernel: LinearKernel,
+    packer: Packer,
     places: Places,
     weight_format: WeightFormat,
     grid: FileGrid | None = None,
 ) -> list[str]:
     """Pack the weights that these modules share, compare, put the new modules in place; return notes."""
     linears = [module for module in users if type(module) in LINEARS]
-    if grid is None:
-        first = packed_linear(linears[0], kernel, weight_format)
-        weights, weight = first.packed, first.weight
-    else:
-        columns, depth = grid.entry.shape
-        weights = pack_grid(kernel, grid.parts(), columns=columns, depth=depth)
-        weight = placeholder(users[0].weight)
+    weights = _packed(linears[0], packer, weight_format) if grid is None else _coded(packer, grid)
+    if weights is None:
+        return [f"{places[id(users[0])][0].path} keeps its weights in bf16: it is too deep for others"]
+    weight = placeholder(users[0].weight, packer.device)
     replacements: list[PackedLinear | PackedEmbedding] = []
     replaced = users if weights.format in GATHERED else linears
     for old in replaced:
         embedding = isinstance(old, nn.Embedding)
-        new = (PackedEmbedding if embedding else PackedLinear)(weights, weight, old, kernel)
+        new = (PackedEmbedding if embedding else PackedLinear)(weights, weight, old, packer)
         if not agrees(old, new):
             if grid is not None and not linears:
                 return [f"{places[id(old)][0].path} keeps its weights in bf16: its codes give others"]
             if grid is not None:
-                return _replace(users, kernel, places, weight_format)
-            if weight_format != "bf16":
-                return _replace(users, kernel, places, FALLBACKS[weight_format][1])
+                return _replace(users, packer, places, weight_format)
+            others = [each for each in FALLBACKS[weight_format][1:] if each in packer.formats]
+            if others:
+                return _replace(users, packer, places, others[0])
             return [f"{places[id(old)][0].path} is left to torch: our kernel gives other outputs"]
         replacements.append(new)
     for old, new in zip(replaced, replacements, strict=True):
@@ -294,11 +284,20 @@ def _replace(
     return []
 
 
-def packed_linear(linear: Any, kernel: LinearKernel, weight_format: WeightFormat) -> PackedLinear:
-    """Pack a layer of `LINEARS` with bf16 weights."""
+def _coded(packer: Packer, grid: FileGrid) -> Packed:
+    assert isinstance(packer, KernelPacker)  # codes of files are kept on the processor alone
+    return packer.pack_grid(grid)
+
+
+def packed_linear(linear: Any, packer: Packer, weight_format: WeightFormat) -> PackedLinear | None:
+    """Pack a layer of `LINEARS` with bf16 weights; None if the packer has no format for it."""
+    packed = _packed(linear, packer, weight_format)
+    return None if packed is None else PackedLinear(packed, placeholder(linear.weight, packer.device), linear, packer)
+
+
+def _packed(linear: Any, packer: Packer, weight_format: WeightFormat) -> Packed | None:
     layout: Layout = "depth first" if type(linear) is Conv1D else "columns first"
-    packed = pack(kernel, linear.weight, layout, weight_format)
-    return PackedLinear(packed, placeholder(linear.weight), linear, kernel)
+    return pack(packer, linear.weight, layout, weight_format)
 
 
 def release_files(model: nn.Module) -> None:
@@ -334,4 +333,5 @@ def agrees(old: Any, new: PackedLinear | PackedEmbedding) -> bool:
             ids = torch.randint(new.num_embeddings, (64,), generator=generator)
             return same_weights(new(ids), old(ids), new.packed.format)
         rows, weight = checked_rows(new.packed.depth), old.weight.T if type(old) is Conv1D else old.weight
-        return same_products(new(rows), old(rows), rows, weight, new.bias, weight_format=new.packed.format)
+        ours = new(rows.to(new.weight.device)).to(rows.device)
+        return same_products(ours, old(rows), rows, weight, old.bias, weight_format=new.packed.format)

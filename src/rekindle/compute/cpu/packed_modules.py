@@ -1,4 +1,4 @@
-"""Modules that compute over packed weights with our kernels, in the places of those of torch.
+"""Modules that compute over packed weights by a packer, in the places of those of torch.
 
 Knows nothing of which modules are replaced: `packed` does.
 """
@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from rekindle.compute.cpu.kernels.grids import rows_of
-from rekindle.compute.cpu.kernels.linear import LinearKernel, Matrix, PackedWeights
+from rekindle.compute.cpu.kernels.linear import PackedWeights
+from rekindle.compute.cpu.packer import Packed, Packer
 
 PANEL, STRIP = 64, 16  # columns: see kernels/native/panel.hpp
 GATHERED = ("bf16", "grid4", "grid8")  # formats whose rows an embedding can read back
@@ -25,9 +26,9 @@ class PackedModule(nn.Module):
     Its values are NaN and take no memory, so code that multiplies by it cannot go unnoticed.
     """
 
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
+    def __init__(self, packed: Packed, weight: nn.Parameter, original: Any, packer: Packer) -> None:
         super().__init__()
-        self.packed, self.weight, self._kernel = packed, weight, kernel
+        self.packed, self.weight, self._packer = packed, weight, packer
         self.train(original.training)
 
     def extra_repr(self) -> str:
@@ -36,16 +37,18 @@ class PackedModule(nn.Module):
 
 
 class PackedLinear(PackedModule):
-    """A linear layer, [..., in_features] -> [..., out_features] in bf16. No gradients."""
+    """A linear layer, [..., in_features] -> [..., out_features]. No gradients."""
 
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
-        super().__init__(packed, weight, original, kernel)
+    def __init__(self, packed: Packed, weight: nn.Parameter, original: Any, packer: Packer) -> None:
+        super().__init__(packed, weight, original, packer)
         self.in_features, self.out_features = packed.depth, packed.columns
         self.bias: nn.Parameter | None = original.bias
+        if self.bias is not None and self.bias.device != weight.device:
+            self.bias = nn.Parameter(self.bias.to(weight.device), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the weights, add the bias, round once; RuntimeError if `x` is not bf16."""
-        return multiply(self._kernel, self.packed, x, self.bias)
+        """Multiply by the weights, add the bias, round once: as `Packer.multiply`."""
+        return self._packer.multiply(self.packed, x, self.bias)
 
 
 class PackedEmbedding(PackedModule):
@@ -54,8 +57,10 @@ class PackedEmbedding(PackedModule):
     A subclass may multiply them by a number that it has, as those of Gemma do.
     """
 
-    def __init__(self, packed: PackedWeights, weight: nn.Parameter, original: Any, kernel: LinearKernel) -> None:
-        super().__init__(packed, weight, original, kernel)
+    def __init__(self, packed: Packed, weight: nn.Parameter, original: Any, packer: Packer) -> None:
+        super().__init__(packed, weight, original, packer)
+        assert isinstance(packed, PackedWeights)  # those of the processor alone are gathered from
+        self._panels = packed
         self.num_embeddings, self.embedding_dim = packed.columns, packed.depth
         self._pairs: torch.Tensor | None = None  # [panel, block, strip, pair, column], two values each
         if packed.format == "bf16":
@@ -77,7 +82,7 @@ class PackedEmbedding(PackedModule):
         return found.view(torch.bfloat16).flatten(-2)[..., : self.embedding_dim]
 
     def _of_grid(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = rows_of(self.packed, ids.reshape(-1).numpy())
+        rows = rows_of(self._panels, ids.reshape(-1).numpy())
         return torch.from_numpy(rows).to(torch.bfloat16).view(*ids.shape, self.embedding_dim)
 
 
@@ -88,27 +93,3 @@ def factor_of(embedding: nn.Embedding) -> torch.Tensor | None:
         rows, found = embedding.weight[ids], embedding(ids)
     numbers = [buffer.to(rows.dtype) for buffer in embedding.buffers() if buffer.dim() == 0]
     return next((number for number in numbers if torch.equal(rows * number, found)), None)
-
-
-def multiply(
-    kernel: LinearKernel, packed: PackedWeights, x: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Multiply bf16 rows [..., depth] by packed weights, add the bias, round once: [..., columns] in bf16.
-
-    RuntimeError if `x` is not bf16 or its rows have another length.
-    """
-    if x.dtype is not torch.bfloat16 or x.shape[-1] != packed.depth:
-        raise RuntimeError(f"rows of {packed.depth} bf16 values are needed, not {x.dtype} {tuple(x.shape)}")
-    rows = x.reshape(-1, packed.depth)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
-    out = x.new_empty(*x.shape[:-1], packed.columns)
-    if len(rows):
-        kernel.multiply(
-            packed,
-            Matrix(rows.data_ptr(), len(rows), packed.depth, rows.stride(0)),
-            Matrix(out.data_ptr(), len(rows), packed.columns, packed.columns),
-            bias=None if bias is None else bias.data_ptr(),
-            threads=torch.get_num_threads(),
-        )
-    return out

@@ -18,16 +18,16 @@ import torch
 from torch import nn
 
 from rekindle.compute.cpu import experts, packed
-from rekindle.compute.cpu.compute import KernelCompute
-from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.kernels.linear import PackedWeights
 from rekindle.compute.cpu.packed_modules import PackedModule
+from rekindle.compute.cpu.packer import KernelPacker, Packed, Packer
 from rekindle.compute.cpu.weights import NO_GRIDS, Linears, Setting, WeightsChoice
 from rekindle.compute.cpu.weights_file import Contents, DamagedFile, UnsavedWeights, WeightsFile, lacking_room
 from rekindle.config import ModelSettings
 from rekindle.model.fingerprint import model_identity
 from rekindle.model.gguf_grids import FileGrid
 from rekindle.model.kept_tensors import kept_tensors
+from rekindle.model.loaded import Compute
 from rekindle.model.proof import circumstances
 
 LEAST_BYTES = 64 << 20  # packing as much takes a tenth of a second
@@ -61,14 +61,16 @@ class FoundWeights:
 class SavedWeights:
     """What is in a directory of one model's weights (None: nothing); `source` is the model's name or path.
 
-    `inputs` gives those of the model's identity for a `dtype` and a `weight_format`. `keeps_codes`: `native` means the
-    codes of quantised files, where some are on grids.
+    The file is of weights for the processor: those for a card are packed there at every start. `inputs` gives those of
+    the model's identity for a `dtype` and a `weight_format`. `keeps_codes`: `native` means the codes of quantised
+    files, where some are on grids.
     """
 
     directory: Path | None
     source: str
     settings: ModelSettings
-    kernels: KernelChoice
+    compute: Compute
+    packer: Packer | None
     inputs: Callable[..., Mapping[str, Any]]
     keeps_codes: bool = False
 
@@ -84,8 +86,8 @@ class SavedWeights:
 
     def find(self, dtype: torch.dtype) -> FoundWeights:
         """What an earlier start left for a model of this dtype; why not is in the notes if it should have."""
-        chosen = Linears(None, set(), self.kernels).decided(self.setting, self.decision(dtype))
-        file = None if chosen is None or self.kernels.library is None else self._file(dtype, chosen)
+        chosen = Linears(None, set(), self.packer).decided(self.setting, self.decision(dtype))
+        file = None if chosen is None else self._file(dtype, chosen)
         if file is None:
             return FoundWeights()
         try:
@@ -95,15 +97,15 @@ class SavedWeights:
 
     def place(self, model: Any, found: FoundWeights) -> ReadyWeights:
         """Give a model as it was loaded the packed weights that were found, if there are any that fit."""
-        contents, library = found.contents, self.kernels.library
-        if contents is None or found.chosen is None or found.path is None or library is None:
+        contents, packer = found.contents, self.packer
+        if contents is None or found.chosen is None or found.path is None or packer is None:
             return ReadyWeights(None, found.notes)
         try:
-            place(model, LinearKernel(library), contents.weights)
+            place(model, packer, contents.weights)
         except DamagedFile as error:
             return ReadyWeights(None, (_not_used(found.path, error),))
         packed.release_files(model)
-        described = Linears(model, set(), self.kernels).described(found.chosen)
+        described = Linears(model, set(), packer).described(found.chosen)
         note = f"packed weights: {contents.num_bytes:,} bytes are mapped from {found.path}"
         return ReadyWeights(found.chosen, (*contents.notes, *described, note))
 
@@ -123,13 +125,16 @@ class SavedWeights:
         made = linears.pack(chosen, grids)
         described = linears.described(chosen)
         left = tuple(note for note in made if note not in described)
+        file = self._file(linears.model.dtype, chosen)
+        if file is None:
+            return ReadyWeights(chosen, (*notes, *made))
         contents = Contents(named(linears.model), left, kept_tensors(linears.model, names))
-        unsaved, said = self._unsaved(self._file(linears.model.dtype, chosen), contents)
+        unsaved, said = self._unsaved(file, contents)
         return ReadyWeights(chosen, (*notes, *made, *said), unsaved)
 
-    def _unsaved(self, file: WeightsFile | None, contents: Contents) -> tuple[UnsavedWeights | None, list[str]]:
+    def _unsaved(self, file: WeightsFile, contents: Contents) -> tuple[UnsavedWeights | None, list[str]]:
         num_bytes = contents.num_bytes
-        if file is None or num_bytes < (LEAST_BYTES if self.settings.map_weights == "auto" else 1):
+        if num_bytes < (LEAST_BYTES if self.settings.map_weights == "auto" else 1):
             return None, []
         lacking = lacking_room(file.directory, num_bytes)
         if lacking is not None:
@@ -138,10 +143,10 @@ class SavedWeights:
         return UnsavedWeights(file, contents), [note]
 
     def _file(self, dtype: torch.dtype, chosen: WeightsChoice) -> WeightsFile | None:
-        if self.directory is None or self.settings.map_weights == "off":
+        if self.directory is None or self.settings.map_weights == "off" or not isinstance(self.packer, KernelPacker):
             return None
         identity = model_identity(self.inputs(dtype=dtype, weight_format=chosen.weights))
-        found = circumstances(self.settings.device, KernelCompute(self.kernels.library))
+        found = circumstances(self.settings.device, self.compute)
         conditions = json.dumps(found, sort_keys=True)
         key = hashlib.blake2b(identity + conditions.encode(), digest_size=16).hexdigest()
         family = hashlib.blake2b(f"{chosen.weights} {self.source}".encode(), digest_size=8).hexdigest()
@@ -155,19 +160,20 @@ def _not_used(path: Path, why: DamagedFile) -> str:
 def named(model: nn.Module) -> dict[str, PackedWeights]:
     """The packed weights of a model by the names of the modules that use them, experts with their number."""
     modules = {path: module.packed for path, module in model.named_modules() if isinstance(module, PackedModule)}
-    return modules | dict(experts.named_weights(model))
+    both = modules | dict(experts.named_weights(model))
+    return {path: weights for path, weights in both.items() if isinstance(weights, PackedWeights)}
 
 
-def place(model: nn.Module, kernel: LinearKernel, found: Mapping[str, PackedWeights]) -> None:
+def place(model: nn.Module, packer: Packer, found: Mapping[str, PackedWeights]) -> None:
     """Put modules over these weights, named as by `named`, in place of a model's own.
 
     DamagedFile, and nothing is changed, if the model has no such modules.
     """
-    left = dict(found)
+    left = dict[str, Packed](found)
     projections = experts.fitting(model, left)
     modules = dict(model.named_modules())
     for path, weights in left.items():
         if path not in modules or not packed.fits(modules[path], weights):
             raise DamagedFile(f"the model has no such {path}")
-    packed.replace(model, kernel, {modules[path]: weights for path, weights in left.items()})
-    experts.replace(projections, kernel)
+    packed.replace(model, packer, {modules[path]: weights for path, weights in left.items()})
+    experts.replace(projections, packer)

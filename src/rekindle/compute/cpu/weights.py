@@ -19,8 +19,7 @@ from typing import Any, Literal
 import torch
 
 from rekindle.compute.cpu import experts, packed
-from rekindle.compute.cpu.kernels.library import KernelChoice, KernelLibrary
-from rekindle.compute.cpu.kernels.linear import LinearKernel, PackedWeights
+from rekindle.compute.cpu.packer import Packed, Packer
 from rekindle.errors import ConfigError
 from rekindle.layer_forms import WeightFormat
 from rekindle.model import bnb_linears
@@ -68,11 +67,14 @@ def verdict(found: Divergence) -> WeightsChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linears:
-    """The linear layers of a model, of which a pass has `called` some (`packed.observed_linears`)."""
+    """The linear layers of a model, of which a pass has `called` some (`packed.observed_linears`), and what packs them.
+
+    They are on the processor; with a packer of another device all of the model goes there once they are packed.
+    """
 
     model: Any
     called: set[torch.nn.Module]
-    kernels: KernelChoice
+    packer: Packer | None
 
     def decided(self, setting: Setting, saved: Path | None) -> WeightsChoice | None:
         """Return the format by the setting; with `auto` the decision in the file `saved`, None if there is none yet."""
@@ -80,7 +82,7 @@ class Linears:
             return WeightsChoice("native")
         if setting != "auto":
             return WeightsChoice(setting)
-        if self.kernels.library is None:
+        if self.packer is None:
             return WeightsChoice("native", "int8 needs the kernels for the CPU")
         return _read(saved)
 
@@ -91,8 +93,8 @@ class Linears:
         """
         known = self.decided(setting, saved)
         if known is None:
-            assert self.kernels.library is not None  # it would be decided
-            found = self._measured(self.kernels.library, check_ids(directory, max_context))
+            assert self.packer is not None  # it would be decided
+            found = self._measured(self.packer, check_ids(directory, max_context))
             if found is None:
                 return WeightsChoice("native", "no linear layer is in bf16")
             known = verdict(found)
@@ -100,12 +102,12 @@ class Linears:
                 write_json(saved, {"version": DECISION_VERSION, **asdict(known)})
         return known
 
-    def _measured(self, library: KernelLibrary, ids: torch.Tensor) -> Divergence | None:
+    def _measured(self, packer: Packer, ids: torch.Tensor) -> Divergence | None:
         """Compare the distributions of next tokens; None if no layer can be in int8. The model is as before."""
-        kernel, own = LinearKernel(library), self._logits(ids)
+        own = self._logits(ids)
         with (
-            packed.packed_for_trial(self.model, kernel, self.called) as num_linears,
-            experts.packed_for_trial(self.model, kernel) as num_experts,
+            packed.packed_for_trial(self.model, packer, self.called) as num_linears,
+            experts.packed_for_trial(self.model, packer) as num_experts,
         ):
             if not num_linears + num_experts:
                 return None
@@ -123,15 +125,16 @@ class Linears:
         `grids`: the codes of a file, which are kept where its own form is chosen. ConfigError if no layer of the model
         can be in the format that is chosen.
         """
-        if self.kernels.library is None:
-            notes = [f"kernels: {self.kernels}"] if self.kernels.why_not else []
-            return [*notes, *self.described(chosen)]
-        kernel = LinearKernel(self.kernels.library)
         of_linears, of_experts = PACKED[chosen.weights]
+        if self.packer is None or of_linears not in self.packer.formats:
+            return self.described(chosen)
         codes = grids if chosen.weights == "codes" else None
-        notes = packed.pack_linears(self.model, kernel, self.called, of_linears, codes)
-        notes += experts.pack_experts(self.model, kernel, of_experts)
-        packed.release_files(self.model)
+        notes = packed.pack_linears(self.model, self.packer, self.called, of_linears, codes)
+        notes += experts.pack_experts(self.model, self.packer, of_experts)
+        if self.packer.device.type == "cpu":
+            packed.release_files(self.model)
+        else:
+            self.model.to(self.packer.device)
         return [*notes, *self.described(chosen)]
 
     def described(self, chosen: WeightsChoice) -> list[str]:
@@ -155,7 +158,8 @@ class Linears:
         if len(asked) < len(rounded):
             number += f", {len(rounded) - len(asked)} in int8 (the head, and what int4 does not suit)"
         reason = f" ({chosen.reason})" if chosen.reason else ""
-        return [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,}{reason}"]
+        notes = [f"weights: {number}, {num_bytes:,} bytes where bf16 takes {in_bf16:,}{reason}"]
+        return [*notes, *self._wide_experts()]
 
     def _described_bnb(self, weights: bnb_linears.BnbWeights) -> list[str]:
         """Return notes on layers of bitsandbytes, and on experts, which it leaves."""
@@ -172,13 +176,15 @@ class Linears:
                 f"weights: {len(rounded)} matrices of experts, which are not for bitsandbytes, in {formats}, "
                 f"{num_bytes:,} bytes where bf16 takes {in_bf16:,}"
             )
+        return [*notes, *self._wide_experts(", which are not for bitsandbytes,")]
+
+    def _wide_experts(self, why: str = "") -> list[str]:
+        """A note on experts that nothing packs here, if there are any."""
         left = experts.wide_bytes(self.model)
-        if left:
-            notes.append(f"weights: experts, which are not for bitsandbytes, stay as they are, in {left:,} bytes")
-        return notes
+        return [f"weights: experts{why} stay as they are, in {left:,} bytes"] if left else []
 
 
-def _described_codes(held: Sequence[PackedWeights]) -> str:
+def _described_codes(held: Sequence[Packed]) -> str:
     own = [each for each in held if each.format.startswith("grid")]
     others = f", the others in int8 in {sum(each.num_bytes for each in held if each not in own):,}"
     return (

@@ -9,6 +9,7 @@ import torch
 
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.cpu.compute import TorchCompute
+from rekindle.compute.cpu.packer import Packer
 from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
@@ -50,6 +51,12 @@ class TritonCompute(TorchCompute):
         if where.type != "cuda":  # Triton's interpreter
             return KVArena(layout, num_blocks, where, windows)
         return CardArena(layout, num_blocks, where, windows, CudaStreams(where))
+
+    def packer(self, device: str) -> Packer:
+        """What packs weights for this device."""
+        from rekindle.compute.cuda.packer import CardPacker
+
+        return CardPacker(torch.device(device))
 
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""

@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH
 from rekindle.compute.cuda.attention import EXACT
 from rekindle.compute.cuda.places import DTYPES
 from rekindle.compute.cuda.products import multiply_kernel
@@ -28,7 +29,6 @@ from rekindle.compute.cuda.rounding import group_kernel, round_kernel
 
 RoundFormat = Literal["int8", "int4"]
 MOST_ROTATED = 256
-MOST_DEPTH = 1 << 16  # sums of products of bytes fit 32 bits
 BLOCK, GROUP = 128, 32  # in depth: what it is padded to, and what has one multiplier
 LARGEST: dict[RoundFormat, float] = {"int8": 127.0, "int4": 112.0}  # of a column, in units of its scale
 CHUNK, ROWS = 8192, 1  # values of a row, and rows, that a program holds at a time
@@ -125,7 +125,7 @@ def pack(weight: Tensor, weight_format: RoundFormat) -> CardWeights:
     ValueError if there is nothing to pack, or the depth is beyond what products can sum.
     """
     columns, depth = weight.shape
-    if not columns or not 1 <= depth <= MOST_DEPTH:
+    if not columns or not 1 <= depth <= MOST_INT8_DEPTH:
         raise ValueError(f"weights of shape {tuple(weight.shape)} cannot be packed in {weight_format}")
     padded = padded_depth(depth)
     if weight_format == "int8":
