@@ -1,4 +1,5 @@
-"""What only a card can show: bits that depend on no company, bf16 by its matrix units, and layers in CUDA graphs."""
+"""What only a card can show: bits that depend on no company, bf16 by its matrix units, layers in CUDA graphs, and draws
+that do not wait."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from rekindle.config import ModelSettings
 from rekindle.kv.arena import KVArena
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan
+from rekindle.model.drawing import Drawing
 from rekindle.model.observation import observed
 from rekindle.model.trial import row_errors
 from tests.cuda.test_attention import DEVICE, LAYERS
@@ -26,6 +28,8 @@ from tests.kernels.test_int8 import product
 from tests.kernels.test_linear import matrix, random_bf16
 from tests.kv.steps import Layer, Rows, in_chunks, scattered_blocks, step
 from tests.model.helpers import Bench, random_ids
+from tests.model.row_sampler import row_tokens
+from tests.model.test_drawing import every_kind
 
 __all__ = ["kernel"]
 BF16 = torch.bfloat16
@@ -132,3 +136,21 @@ def test_products_of_bf16_are_the_processors_to_the_bit(kernel: LinearKernel, we
     for count in (300, 64, 17, 1):
         got = multiply(ours, x[:count], added).cpu().view(torch.int16).numpy().view(np.uint16)
         np.testing.assert_array_equal(got, theirs[:count])
+
+
+@pytest.mark.parametrize("vocab", [40, 50_000])
+def test_draws_do_not_wait_and_are_those_of_the_definition(vocab: int) -> None:
+    """At 40 ids all are candidates, at 50,000 those that are drawn by rank are the 1,024 likeliest."""
+    logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    draws, there = every_kind(), logits.to(DEVICE)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drawing = Drawing(there, draws)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    together = drawing.results()
+    for draw, drawn in zip(draws, together, strict=True):
+        (alone,) = Drawing(there, [draw]).results()
+        assert drawn is not None and alone is not None and drawn.token == alone.token
+        assert drawn.token in row_tokens(logits, draw, within=3e-6)

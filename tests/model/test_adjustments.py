@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from transformers.generation.logits_process import (
 )
 
 from rekindle.errors import RequestFailed
-from rekindle.model.adjustments import History, adjusted
+from rekindle.model.adjustments import History, adjust, changes, joined
 from rekindle.model.params import SamplingParams
-from rekindle.model.sampler import SamplerState, sample
+from rekindle.model.sampler import SamplerState
+from tests.model.row_sampler import by_the_formulas, sample
 
 VOCAB = 12
 ids_of = st.lists(st.integers(0, VOCAB - 1), max_size=9)
@@ -36,18 +36,13 @@ def state(ends: frozenset[int] = frozenset(), seed: int = 0, **params: Any) -> S
     return SamplerState.create(SamplingParams(**params), lambda: seed, eos_ids=ends)
 
 
-def by_the_formulas(
-    scores: list[float], params: SamplingParams, prompt: list[int], reply: list[int], ends: frozenset[int]
-) -> list[float]:
-    """One score after the other, counting with lists."""
-    bias, result = dict(params.logit_bias), []
-    for token, score in enumerate(scores):
-        score += bias.get(token, 0.0)
-        if token in prompt + reply:
-            score = score / params.repetition_penalty if score >= 0 else score * params.repetition_penalty
-        score -= params.frequency_penalty * reply.count(token) + params.presence_penalty * (token in reply)
-        result.append(-math.inf if token in ends and len(reply) < params.min_tokens else score)
-    return result
+def adjusted(scores: torch.Tensor, params: SamplingParams, past: History, ends: frozenset[int]) -> torch.Tensor:
+    """One row of scores, adjusted in place between two others."""
+    rows = scores.repeat(3, 1)
+    told = joined([(), changes(params, past, ends, len(scores)), ()], len(scores))
+    adjust(rows, [torch.from_numpy(array) for change in told for array in (change.at, change.numbers)])
+    assert torch.equal(rows[0], scores) and torch.equal(rows[2], scores)
+    return rows[1]
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,9 +76,8 @@ def test_scores_change_by_the_formulas(
     ends = frozenset({2, 5})
     before = torch.tensor(scores, dtype=torch.float64)
     after = adjusted(before, params, history(prompt, reply), ends)
-    expected = torch.tensor(by_the_formulas(scores, params, prompt, reply, ends), dtype=torch.float64)
+    expected = by_the_formulas(before, params, history(prompt, reply), ends)
     torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
-    assert before.tolist() == scores, "the model's own scores stay as they are"
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,5 +162,10 @@ def test_an_ignored_end_is_a_token_like_others_and_a_stop_token_ends_all_the_sam
 
 def test_a_row_of_which_nothing_may_come_fails_alone() -> None:
     barred = state(ends=frozenset(range(4)), min_tokens=1)
-    with pytest.raises(RequestFailed):
-        sample(torch.zeros(1, 4), [barred])
+    assert sample(torch.zeros(2, 4), [barred, state(temperature=0.0)]) == [None, 0]
+
+
+@pytest.mark.parametrize("rules", [{"logit_bias": ((4, 1.0),)}, {"repetition_penalty": 2.0}, {"presence_penalty": 1.0}])
+def test_ids_outside_of_the_vocabulary_change_no_other_row(rules: dict[str, Any]) -> None:
+    with pytest.raises(RequestFailed, match="token id 4 is not one of the 4"):
+        sample(torch.zeros(2, 4), [state(**rules), state()], [history([], [4])] * 2)

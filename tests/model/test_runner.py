@@ -14,10 +14,14 @@ from rekindle.model.adapter import StepCache
 from rekindle.model.batch import ForwardBatch, SequenceStep
 from rekindle.model.geometry import ProbeStep
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.params import SamplingParams
 from rekindle.model.recurrent import ObservedStates
 from rekindle.model.runner import ModelRunner
+from rekindle.model.sampler import Draw, SamplerState
 from tests.model.helpers import Bench, in_memory, random_ids
 from tests.tiny_models import tiny_model
+
+GREEDY = SamplerState(SamplingParams(temperature=0.0), 0)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,21 @@ def test_seconds_are_those_of_launching_and_of_waiting_once(loaded: LoadedModel)
     launched.wait()
     launched.wait()
     assert runner.model_s == 2.0
+
+
+def test_what_is_drawn_before_a_step_is_waited_for_comes_with_it(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, states = Bench(loaded), [SamplerState.create(SamplingParams(top_k=9, logprobs=2), lambda: 1), GREEDY]
+    launched = bench.runner.launch([bench.step("a", random_ids(5), "all")])
+    draws = [Draw(row, state) for row in range(5) for state in states]
+    first = launched.draw(draws)
+    monkeypatch.setattr("rekindle.model.runner.Readback", lambda tensors: pytest.fail("waits on its own"))
+    assert launched.wait() == frozenset()
+    later = launched.draw(draws)
+    tokens = [(drawn.token, drawn.scores is None) for drawn in later.results() if drawn is not None]
+    assert [(drawn.token, drawn.scores is None) for drawn in first.results() if drawn is not None] == tokens
+    assert [token for token, _ in tokens[1::2]] == launched.logits.argmax(dim=1).tolist() and len(tokens) == 10
 
 
 def test_a_step_below_num_stored_writes_nothing(loaded: LoadedModel) -> None:

@@ -10,10 +10,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rekindle.errors import BadRequest, RequestFailed
+from rekindle.errors import BadRequest
 from rekindle.model.adjustments import History
 from rekindle.model.params import SamplingKeywords, SamplingParams
-from rekindle.model.sampler import SamplerState, sample
+from rekindle.model.sampler import SamplerState
+from tests.model.row_sampler import sample
 
 
 def state(seed: int = 0, **params: Any) -> SamplerState:
@@ -25,7 +26,7 @@ def at(index: int) -> list[History]:
     return [History(np.zeros(0, dtype=np.uint32), np.zeros(index, dtype=np.uint32))]
 
 
-def drawn(logits: torch.Tensor, state: SamplerState, count: int) -> list[int]:
+def drawn(logits: torch.Tensor, state: SamplerState, count: int) -> list[int | None]:
     """`count` draws from the same row, as tokens 0, 1, ... of one reply."""
     return [sample(logits, [state], at(index))[0] for index in range(count)]
 
@@ -178,11 +179,10 @@ def test_a_seed_may_be_negative_and_entropy_is_asked_only_without_one() -> None:
     assert 0 <= made.draw(0) < 1 and made.draw(0) != made.draw(1)
 
 
-def test_logits_that_are_not_finite_fail_the_request() -> None:
+def test_nothing_is_drawn_from_logits_that_are_not_finite() -> None:
     for params in ({}, {"top_p": 0.5}, {"top_k": 2}, {"temperature": 0.0}):
         for bad in (float("nan"), float("inf")):
-            with pytest.raises(RequestFailed):
-                sample(torch.tensor([[1.0, bad, 2.0, 3.0]]), [state(**params)])
+            assert sample(torch.tensor([[1.0, bad, 2.0, 3.0]]), [state(**params)]) == [None]
 
 
 def test_float64_logits_are_used_as_they_are() -> None:

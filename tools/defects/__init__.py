@@ -5,6 +5,7 @@ from tools.defects.cards import CARDS
 from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.devices import DEVICES
+from tools.defects.drawing import DRAWN
 from tools.defects.fleets import FLEET
 from tools.defects.front import FRONTS
 from tools.defects.gate import GATE
@@ -28,6 +29,7 @@ MUTANTS = (
     *COMPUTING,
     *DEVICES,
     *CARDS,
+    *DRAWN,
     *SERVING,
     *KERNELS,
     *LAYERS,

@@ -166,20 +166,6 @@ CLIENTS = (
         f"{REPLIES}::test_replies_are_valid_with_every_way_to_draw",
     ),
     one(
-        "the first row's mask for all",
-        "model/sampler.py",
-        "logits[row, :size].masked_fill_(",
-        "logits[0, :size].masked_fill_(",
-        f"{REPLIES}::test_several_replies_and_others_at_once",
-    ),
-    one(
-        "masks in the logits of the model",
-        "model/sampler.py",
-        "    logits = logits.clone()\n",
-        "",
-        f"{REPLIES}::test_logprobs_are_those_of_the_model",
-    ),
-    one(
         "several replies with one matcher",
         "engine/intake/request_builder.py",
         "None if matcher is None else matcher.copy()",

@@ -134,15 +134,15 @@ COMPUTING = (
     one(
         "presence counted like frequency",
         "model/adjustments.py",
-        ".to(torch.float64) + params.presence_penalty",
-        ".to(torch.float64) * (1 + params.presence_penalty)",
+        "counts.astype(np.float64) + params.presence_penalty",
+        "counts.astype(np.float64) * (1 + params.presence_penalty)",
         "tests/model/test_adjustments.py",
     ),
     one(
         "repetition penalty on the reply alone",
         "model/adjustments.py",
-        "np.concatenate([history.prompt, history.reply])",
-        "history.reply",
+        "np.concatenate([history.prompt, history.reply]) if is_repeating",
+        "history.reply if is_repeating",
         "tests/model/test_adjustments.py",
     ),
     one(

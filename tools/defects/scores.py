@@ -46,8 +46,8 @@ SCORED = (
     one(
         "the reply begun from the first row of logits",
         "engine/core/core.py",
-        "row + (num_logits - 1 if is_scored else 0)",
-        "row",
+        "of_chunk[-1] if chunk.num_scored else of_chunk[0]",
+        "of_chunk[0]",
         f"{SCORES}::test_a_common_beginning_is_scored_once",
     ),
     one(
@@ -67,8 +67,8 @@ SCORED = (
     one(
         "ranks counted from nought",
         "model/row_scores.py",
-        "sum(dim=1) + 1)",
-        "sum(dim=1))",
+        "sum(dim=1, dtype=torch.int32) + 1",
+        "sum(dim=1, dtype=torch.int32)",
         f"{SCORES}::test_scores_are_those_of_transformers",
     ),
     one(

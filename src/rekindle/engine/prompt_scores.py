@@ -57,14 +57,5 @@ class PromptScores:
     def tokens(self, bytes_of: Callable[[int], bytes]) -> tuple[TokenLogprob | None, ...]:
         """Return all scores, one for each token; None for the first. They must be complete."""
         assert self.is_complete, f"{self.num_known} of {len(self._ids)} scores are known"
-        rows, scored = self._rows, list[TokenLogprob | None]([None])
-        for at in range(1, len(self._ids)):
-            token = int(self._ids[at])
-            top = tuple(
-                TokenLogprob(each, logprob, bytes_of(each), rank=rank)
-                for rank, (each, logprob) in enumerate(
-                    zip(rows.top_ids[at].tolist(), rows.top_logprobs[at].tolist(), strict=True), 1
-                )
-            )
-            scored.append(TokenLogprob(token, float(rows.logprobs[at]), bytes_of(token), top, int(rows.ranks[at])))
-        return tuple(scored)
+        tokens = enumerate(self._ids[1:].tolist(), 1)
+        return (None, *(self._rows.token(at, token, bytes_of) for at, token in tokens))

@@ -111,9 +111,9 @@ class AttentionPlan:
         with torch.inference_mode(False):
             return torch.from_numpy(values).to(self.device)
 
-    def failed_spans(self) -> list[int]:
-        """Spans with a K or V that is not finite; call once, after the step's last layer (waits for the device)."""
-        bad = (~self.worst.isfinite()).tolist()
+    def failed_spans(self, worst: np.ndarray | None = None) -> list[int]:
+        """Spans with a K or V that is not finite, after the step's last layer; `worst`: as read, else it is read."""
+        bad = ~np.isfinite(self.worst.cpu().numpy() if worst is None else worst)
         failed, row = [], 0
         for index, span in enumerate(self.layout.spans):
             if any(bad[row : row + span.num_rows]):

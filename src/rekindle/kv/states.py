@@ -6,8 +6,9 @@ before it. Knows neither what a state means nor who may use it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,12 +44,17 @@ class StepStates:
             (group, tensor.flatten(1).sum(1, dtype=_sum_dtype(tensor)).isfinite()) for tensor in tensors
         ]
 
-    def failed_spans(self) -> set[int]:
-        """Spans with a state that is not finite."""
+    @property
+    def are_finite(self) -> list[Tensor]:
+        """Whether the states are finite that were kept so far, bool [segments] for each tensor."""
+        return [are_finite for _, are_finite in self._are_finite]
+
+    def failed_spans(self, read: Sequence[np.ndarray]) -> set[int]:
+        """Spans with a state that is not finite, by `are_finite` as read."""
         return {
             segment.span
-            for group, are_finite in self._are_finite
-            for segment, is_finite in zip(group.segments, are_finite.tolist(), strict=True)
+            for (group, _), are_finite in zip(self._are_finite, read, strict=True)
+            for segment, is_finite in zip(group.segments, are_finite, strict=True)
             if not is_finite
         }
 

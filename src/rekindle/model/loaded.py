@@ -4,13 +4,13 @@ Reads no files and runs nothing. What packs weights and has kernels of its own s
 model is loaded.
 
     Compute.arena  ──▶ KVArena: copy_out, copy_in (blocks, many at a time, between the device and the host)
-       └─▶ runner  ──▶ Runner.launch(sequence steps) ──▶ Step: wait, logits, draw
+       └─▶ runner  ──▶ Runner.launch(sequence steps) ──▶ Step: draw, wait, logits
                         begins on the device
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,11 +21,11 @@ from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import ROW_MULTIPLE
-from rekindle.model.adjustments import History
 from rekindle.model.batch import SequenceStep
 from rekindle.model.device import Memory
+from rekindle.model.drawing import Drawing
 from rekindle.model.formats import LayerFormats
-from rekindle.model.sampler import SamplerState
+from rekindle.model.sampler import Draw
 from rekindle.spec import KVLayout, ModelSpec
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
@@ -42,14 +42,8 @@ class Step(Protocol):
     def logits(self) -> torch.Tensor:
         """Logits [requested rows, vocab], fp32 (fp64 if the model is), in the order of the sequence steps."""
 
-    def draw(
-        self,
-        rows: Sequence[int],
-        states: Sequence[SamplerState],
-        histories: Sequence[History],
-        masks: Mapping[int, torch.Tensor],
-    ) -> list[int]:
-        """The next token id for each of these rows of the logits, as `sampler.sample` of the rows with their masks."""
+    def draw(self, draws: Sequence[Draw]) -> Drawing:
+        """Begin to draw tokens from rows of the logits; what began before `wait` has come with it."""
 
 
 class Runner(Protocol):

@@ -1,17 +1,20 @@
-"""Scores of many tokens at once: those of a prompt, one in each row of logits.
+"""Log probabilities of tokens, one in each row of logits, and of the likeliest ones there, in arrays.
 
-The same values as `logprobs.score` gives a row at a time, in arrays.
+Raw: before temperature, penalties and bias. Computed only for the rows that request them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from rekindle.model.logprobs import largest
+from rekindle.model.logprobs import TokenLogprob
+from rekindle.model.transfer import Readback, to_device
 
+ARRAYS = 4  # of `RowScores`
 ROWS_AT_ONCE = 32  # of a vocabulary in fp32: 20 MB at 150,000 tokens
 
 
@@ -56,34 +59,54 @@ class RowScores:
         """Return a copy of the rows [first, end)."""
         return RowScores(*(array[first:end].copy() for array in self._arrays()))
 
+    def token(
+        self, at: int, token: int, bytes_of: Callable[[int], bytes], *, num_top: int | None = None
+    ) -> TokenLogprob:
+        """Return row `at`, whose token this is, with its first `num_top` likeliest tokens, or all."""
+        ids, logprobs = self.top_ids[at, :num_top].tolist(), self.top_logprobs[at, :num_top].tolist()
+        top = tuple(
+            TokenLogprob(each, logprob, bytes_of(each), rank=rank)
+            for rank, (each, logprob) in enumerate(zip(ids, logprobs, strict=True), 1)
+        )
+        return TokenLogprob(token, float(self.logprobs[at]), bytes_of(token), top, int(self.ranks[at]))
+
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self.logprobs, self.ranks, self.top_ids, self.top_logprobs
 
 
 def score_rows(logits: torch.Tensor, tokens: np.ndarray, num_top: int) -> RowScores:
-    """The scores of one token in each row of `logits` [rows, vocab], and of the `num_top` likeliest; as `score` gives
-    them, a few rows at a time."""
-    num_top = min(num_top, logits.shape[1])
-    found = RowScores.empty(len(tokens), num_top)
+    """The scores of one token in each row of `logits` [rows, vocab], and of the `num_top` likeliest.
+
+    Computed a few rows at a time, and read at once.
+    """
+    (on_device,) = to_device([tokens.astype(np.int64)], logits.device)
+    parts: list[torch.Tensor] = []
     for first in range(0, len(tokens), ROWS_AT_ONCE):
         some = slice(first, first + ROWS_AT_ONCE)
-        scores = logits[some].float().log_softmax(dim=1)
-        own = torch.from_numpy(tokens[some].astype(np.int64)).to(scores.device)[:, None]
-        logprobs = scores.gather(1, own)
-        found.logprobs[some] = logprobs[:, 0].cpu().numpy()
-        found.ranks[some] = ((scores > logprobs).sum(dim=1) + 1).cpu().numpy()
-        if num_top:
-            ids = _largest_of_rows(scores, num_top)
-            found.top_ids[some] = ids.cpu().numpy()
-            found.top_logprobs[some] = scores.gather(1, ids).cpu().numpy()
+        parts += raw_scores(logits[some], on_device[some], num_top)
+    arrays = Readback(parts).arrays()
+    found = RowScores.empty(len(tokens), min(num_top, logits.shape[1]))
+    for at in range(0, len(arrays), ARRAYS):
+        found.put(at // ARRAYS * ROWS_AT_ONCE, RowScores(*arrays[at : at + ARRAYS]))
     return found
 
 
-def _largest_of_rows(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids [rows, count] of the largest scores of each row, descending, ties by id."""
-    values, ids = scores.topk(min(count + 1, scores.shape[1]), dim=1)
-    tied = (values[:, 1:] == values[:, :-1]).any(dim=1).nonzero()[:, 0].tolist()
-    ids = ids[:, :count].clone()
-    for row in tied:
-        ids[row] = ids.new_tensor(largest(scores[row], count))
-    return ids
+def raw_scores(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> tuple[torch.Tensor, ...]:
+    """The arrays of some rows as tensors on their device, in fp32; `tokens` int64 [rows]. Waits for nothing."""
+    scores = logits.float().log_softmax(dim=1)
+    logprobs = scores.gather(1, tokens[:, None])
+    ranks = (scores > logprobs).sum(dim=1, dtype=torch.int32) + 1
+    ids = _largest(scores, min(num_top, scores.shape[1]))
+    return logprobs[:, 0], ranks, ids.to(torch.int32), scores.gather(1, ids)
+
+
+def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids int64 [rows, count] of the largest fp32 scores of each row, descending, ties by id.
+
+    Orders whole numbers: the bits of a score, which for negative ones count down, and after them the id.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 is 0.0
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64) << 32
+    last = scores.shape[1] - 1
+    keys = order + torch.arange(last, -1, -1, device=scores.device)
+    return last - (keys.topk(count, dim=1).values & 0xFFFFFFFF)

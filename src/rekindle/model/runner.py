@@ -7,9 +7,10 @@ calls. KV that is not finite is reported per sequence step, so that one request 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from rekindle.kv.arena import KVArena
@@ -18,11 +19,12 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.states import StepStates
 from rekindle.kv.step_layout import StepLayout
 from rekindle.model.adapter import AttentionCall, run_model
-from rekindle.model.adjustments import History
 from rekindle.model.batch import ForwardBatch, filled_up
 from rekindle.model.batch import SequenceStep as SequenceStep
+from rekindle.model.drawing import Drawing
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.sampler import SamplerState, masked, sample
+from rekindle.model.sampler import Draw
+from rekindle.model.transfer import Readback
 
 
 class PagedStep:
@@ -59,6 +61,7 @@ class LaunchedStep:
         self, runner: ModelRunner, steps: Sequence[SequenceStep], carrier: PagedStep, logits: torch.Tensor
     ) -> None:
         self.logits = logits
+        self._drawing: Drawing | None = None  # the first, which takes along what `wait` wants
         self._runner, self._steps, self._carrier = runner, steps, carrier
 
     def wait(self) -> frozenset[int]:
@@ -68,26 +71,32 @@ class LaunchedStep:
     @cached_property
     def _failed(self) -> frozenset[int]:
         began = self._runner.clock()
-        states, spans = self._carrier.states, set(self._carrier.plan.failed_spans())
+        states = self._carrier.states
         with torch.inference_mode():
+            read = Readback(self._judged).arrays() if self._drawing is None else self._drawing.along()
+            worst, largest, *are_finite = read
+            spans = set(self._carrier.plan.failed_spans(worst))
             if states is not None:
-                spans |= states.failed_spans()
-            failed = _failed_steps(self._steps, spans, self.logits)
+                spans |= states.failed_spans(are_finite)
+            failed = _failed_steps(self._steps, spans, largest)
             if states is not None:
                 states.commit(failed)
         self._runner.model_s += self._runner.clock() - began
         return failed
 
-    def draw(
-        self,
-        rows: Sequence[int],
-        states: Sequence[SamplerState],
-        histories: Sequence[History],
-        masks: Mapping[int, torch.Tensor],
-    ) -> list[int]:
+    def draw(self, draws: Sequence[Draw]) -> Drawing:
         """As `Step.draw`."""
-        chosen = self.logits if len(rows) == len(self.logits) else self.logits[rows]
-        return sample(masked(chosen, masks), states, histories)
+        with torch.inference_mode():
+            if self._drawing is not None:
+                return Drawing(self.logits, draws)
+            self._drawing = Drawing(self.logits, draws, along=self._judged)
+        return self._drawing
+
+    @property
+    def _judged(self) -> list[torch.Tensor]:
+        """What shows which steps failed: the largest magnitudes in K and V of each row, and of logits and states."""
+        states = self._carrier.states
+        return [self._carrier.plan.worst, self.logits.amax(dim=-1), *([] if states is None else states.are_finite)]
 
 
 class ModelRunner:
@@ -145,10 +154,10 @@ class ModelRunner:
         self._by.rest()
 
 
-def _failed_steps(steps: Sequence[SequenceStep], failed_spans: Collection[int], logits: torch.Tensor) -> frozenset[int]:
-    """Indices of the steps with KV that is not finite, or with logits from which no token can be drawn."""
+def _failed_steps(steps: Sequence[SequenceStep], failed_spans: Collection[int], largest: np.ndarray) -> frozenset[int]:
+    """Indices of the steps with KV that is not finite, or with logits that are not: `largest` are those of each row."""
     failed = set(failed_spans)
-    sound, at = torch.isfinite(logits.amax(dim=-1)).tolist(), 0
+    sound, at = np.isfinite(largest), 0
     for index, step in enumerate(steps):
         asked = {"none": 0, "last": 1, "all": step.num_rows}[step.logits]
         if not all(sound[at : at + asked]):

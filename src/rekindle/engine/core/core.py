@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
 from rekindle.engine.core.interface import CoreCounts
 from rekindle.engine.core.reporting import report_progress
-from rekindle.engine.core.sampling import Replies
+from rekindle.engine.core.sampling import Pick, Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
 from rekindle.engine.core.speculation import Speculation
@@ -32,6 +32,16 @@ from rekindle.model.row_scores import score_rows
 from rekindle.worker import concealed, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A step under way: of each chunk the rows of its logits, and the first token that is drawn after it, by index."""
+
+    chunks: Sequence[Chunk]
+    step: Step
+    rows: Sequence[range]
+    picks: Mapping[int, Pick]
 
 
 class EngineCore:
@@ -170,9 +180,10 @@ class EngineCore:
         ]
 
     def _run(self, chunks: list[Chunk]) -> None:
-        began = self._clock()
+        began, sampled_s = self._clock(), self._replies.sample_s
         try:
-            step, bad = self._computed(chunks)
+            launch = self._launched(chunks)
+            bad = launch.step.wait()
         except BaseException as error:
             # Border: any error of the model's code, panics of libraries included, ends one request, not the engine.
             if is_meant_for_thread(error):
@@ -188,16 +199,16 @@ class EngineCore:
             for chunk in chunks:
                 self._run([chunk])
             return
-        took = self._clock() - began
+        took = self._clock() - began - (self._replies.sample_s - sampled_s)
         rows = sum(chunk.end - chunk.start for chunk in chunks)
         contexts = sum((chunk.end - chunk.start) * ((chunk.start + chunk.end) // 2) for chunk in chunks)
         self.num_rows += rows
         self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)
         self.speculation.observe(chunks, took)
-        self._advance(chunks, step, bad)
+        self._advance(launch, bad)
 
-    def _computed(self, chunks: Sequence[Chunk]) -> tuple[Step, frozenset[int]]:
-        """Return a step, rows in the order of the chunks, and the positions in `chunks` whose KV was not finite."""
+    def _launched(self, chunks: Sequence[Chunk]) -> Launch:
+        """Begin a step and the draws from it."""
         steps = [
             SequenceStep(
                 token_ids=_token_ids(chunk),
@@ -209,33 +220,38 @@ class EngineCore:
             for chunk in chunks
         ]
         step = self._runner.launch(steps)
-        return step, step.wait()
+        ends = np.cumsum([chunk.num_logits for chunk in chunks]).tolist()
+        rows = [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+        drawn = {
+            index: (of_chunk[-1] if chunk.num_scored else of_chunk[0], chunk.request)
+            for index, (chunk, of_chunk) in enumerate(zip(chunks, rows, strict=True))
+            if chunk.samples and chunk.request is not None
+        }
+        picks = self._replies.draw(step, [row for row, _ in drawn.values()], [request for _, request in drawn.values()])
+        return Launch(chunks, step, rows, dict(zip(drawn, picks, strict=True)))
 
-    def _advance(self, chunks: Sequence[Chunk], step: Step, bad: frozenset[int]) -> None:
-        """Publish what the pass computed, sample where a sequence is complete, report progress.
+    def _advance(self, launch: Launch, bad: frozenset[int]) -> None:
+        """Publish what the pass computed, add what was drawn where a sequence is complete, report progress.
 
         A chunk that failed with a draft runs again without one.
         """
-        sampling: list[tuple[Chunk, int]] = []  # with the row of logits of its next token
-        row = 0
-        given = [(chunk.num_logits, chunk.num_scored > 0) for chunk in chunks]
-        for index, (chunk, (num_logits, is_scored)) in enumerate(zip(chunks, given, strict=True)):
+        chunks = launch.chunks
+        for index, chunk in enumerate(chunks):
             request = chunk.request
             if index not in bad:
+                is_scored = chunk.num_scored > 0
                 chunk.sequence.num_computed = chunk.start + chunk.num_rows
                 self.cache.publish(chunk.sequence)
                 if is_scored:
-                    self._score(chunk, step.logits[row : row + num_logits])
+                    rows = launch.rows[index]
+                    self._score(chunk, launch.step.logits[rows.start : rows.stop])
                 if request is not None:
                     self._report_progress(request)
-                    if chunk.samples:
-                        sampling.append((chunk, row + (num_logits - 1 if is_scored else 0)))
-                    elif chunk.finishes:
+                    if chunk.finishes and not chunk.samples:
                         self._replies.finish(request, "stop")
             elif not chunk.draft:
                 self._fail(chunk, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
-            row += num_logits
-        self._sample(step, sampling)
+        self._sample(launch, [index for index in launch.picks if index not in bad])
         for index in bad:
             if chunks[index].draft:
                 self._run([without_draft(chunks[index])])
@@ -251,20 +267,20 @@ class EngineCore:
         scores.put(known, score_rows(logits[skipped : skipped + num_scored], tokens, scores.num_top))
         self.cache.scores.keep(chunk.sequence, known)
 
-    def _sample(self, step: Step, sampling: list[tuple[Chunk, int]]) -> None:
-        """Sample the next token of every chunk, then the next of those whose draft was right, as single steps would.
+    def _sample(self, launch: Launch, sampling: Sequence[int]) -> None:
+        """Add the next token of these chunks, then draw the next of those whose draft was right, as single steps would.
 
         Nothing of a draft is stored before the token was sampled: rows after a wrong one are written again later.
         """
-        left, turn = sampling, 0
+        left, turn, picks = sampling, 0, [launch.picks[index] for index in sampling]
         while left:
-            rows = [row + turn for _, row in left]
-            requests = [chunk.request for chunk, _ in left if chunk.request is not None]
-            self._replies.continue_with(step, rows, requests)
+            self._replies.continue_with(picks)
             turn += 1
-            left = [(chunk, row) for chunk, row in left if self._accept(chunk, turn)]
-        for chunk, _ in sampling:
-            self.speculation.judge(chunk)
+            left = [index for index in left if self._accept(launch.chunks[index], turn)]
+            requests = [launch.picks[index].request for index in left]
+            picks = self._replies.draw(launch.step, [launch.rows[index][turn] for index in left], requests)
+        for index in sampling:
+            self.speculation.judge(launch.chunks[index])
 
     def _accept(self, chunk: Chunk, count: int) -> bool:
         """Publish the row of the last sampled token if it was the draft's `count`-th; False ends the step for it."""

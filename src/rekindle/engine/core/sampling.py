@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-
-import torch
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.prefix_cache import PrefixCache
@@ -23,13 +22,33 @@ from rekindle.engine.core.reporting import report_of
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import Delta, FinishReason, Report
-from rekindle.errors import RekindleError, Timeout
+from rekindle.errors import RekindleError, RequestFailed, Timeout
+from rekindle.model.drawing import Drawing, Drawn
 from rekindle.model.loaded import Step
-from rekindle.model.logprobs import TokenLogprob, score
+from rekindle.model.logprobs import TokenLogprob
+from rekindle.model.sampler import NOTHING_TO_DRAW, Draw
 from rekindle.worker import concealed, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
 MOST_UNFINISHED = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pick:
+    """The next token of a request, which is drawn number `at` of a drawing; or what kept it from being drawn."""
+
+    request: Request
+    drawing: Drawing | BaseException
+    at: int = 0
+
+    def drawn(self) -> Drawn:
+        """Wait for the token; raises what kept it from being drawn."""
+        if isinstance(self.drawing, BaseException):
+            raise self.drawing
+        drawn = self.drawing.results()[self.at]
+        if drawn is None:
+            raise RequestFailed(NOTHING_TO_DRAW)
+        return drawn
 
 
 class Replies:
@@ -62,31 +81,41 @@ class Replies:
         self._reports_early = reports_early
         self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # by agent: the last block
 
-    def continue_with(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """Sample and emit the next token of each request from its row of a step's logits."""
+    def draw(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> list[Pick]:
+        """Begin to draw the next token of each request from its row of a step's logits."""
         began = self._clock()
-        tokens = self._choose(step, rows, requests)
+        picks = self._begun(step, rows, requests) if requests else []
         self.sample_s += self._clock() - began
-        for row, request, token in zip(rows, requests, tokens, strict=True):
-            if isinstance(token, BaseException):
-                self._fail_alone(request, token)
-            else:
-                self._alone(request, partial(self._take_scored, request, token, step, row))
+        return picks
 
-    def _choose(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> list[int | BaseException]:
-        """Sample the next token of each request; an error only for the request whose token cannot be drawn."""
+    def _begun(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> list[Pick]:
+        """As `draw`; an error only for the request of which no draw can begin."""
         try:
-            states, histories = [x.reply.sampler for x in requests], [x.sequence.history for x in requests]
-            return list(step.draw(rows, states, histories, _masks(requests)))
+            drawing = step.draw([_draw(row, request) for row, request in zip(rows, requests, strict=True)])
         except BaseException as error:
             # Border: as for `_alone`.
             if len(requests) == 1:
-                return [error]
-            return [self._choose(step, [row], [request])[0] for row, request in zip(rows, requests, strict=True)]
+                return [Pick(requests[0], error)]
+            return [self._begun(step, [row], [request])[0] for row, request in zip(rows, requests, strict=True)]
+        return [Pick(request, drawing, at) for at, request in enumerate(requests)]
 
-    def _take_scored(self, request: Request, token: int, step: Step, row: int) -> None:
-        """Add and emit the next token of a request, sampled from this row of the logits."""
-        self._take(request, token, _scores(request, token, step, row))
+    def continue_with(self, picks: Sequence[Pick]) -> None:
+        """Add and emit what was drawn."""
+        for pick in picks:
+            began = self._clock()
+            try:
+                drawn: Drawn | BaseException = pick.drawn()
+            except BaseException as error:
+                # Border: as for `_alone`.
+                drawn = error
+            self.sample_s += self._clock() - began
+            if isinstance(drawn, BaseException):
+                self._fail_alone(pick.request, drawn)
+            else:
+                self._alone(pick.request, partial(self._take_drawn, pick.request, drawn))
+
+    def _take_drawn(self, request: Request, drawn: Drawn) -> None:
+        self._take(request, drawn.token, _scores(request, drawn))
 
     def take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> None:
         """Add and emit the next token of a request; `scores` has its log probability, if that was requested."""
@@ -220,12 +249,19 @@ class Replies:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
 
 
-def _scores(request: Request, token: int, step: Step, row: int) -> tuple[TokenLogprob, ...]:
-    """Return the log probability of a token under a row of logits, if it was requested and is part of the reply."""
+def _draw(row: int, request: Request) -> Draw:
+    """Return how the next token of a request is drawn from a row of logits."""
+    reply = request.reply
+    mask = None if reply.matcher is None else reply.matcher.allowed()
+    return Draw(row, reply.sampler, request.sequence.history, mask)
+
+
+def _scores(request: Request, drawn: Drawn) -> tuple[TokenLogprob, ...]:
+    """Return the log probability of what was drawn, if it was requested and is part of the reply."""
     reply, num_top = request.reply, request.reply.sampler.params.logprobs
-    if num_top is None or token in reply.sampler.ends:
+    if drawn.scores is None or num_top is None or drawn.token in reply.sampler.ends:
         return ()
-    return (score(step.logits[row], token, num_top, bytes_of=reply.stream.token_bytes),)
+    return (drawn.scores.token(0, drawn.token, reply.stream.token_bytes, num_top=num_top),)
 
 
 def _hand_over_scores(request: Request) -> None:
@@ -233,12 +269,3 @@ def _hand_over_scores(request: Request) -> None:
     scores, reply = request.sequence.scores, request.reply
     if scores is not None and scores.is_complete and reply.generation.prompt_logprobs is None:
         reply.generation.prompt_logprobs = scores.tokens(reply.stream.token_bytes)
-
-
-def _masks(requests: Sequence[Request]) -> dict[int, torch.Tensor]:
-    """Return which tokens the constrained requests allow next, by their row."""
-    return {
-        row: torch.from_numpy(matcher.allowed())
-        for row, each in enumerate(requests)
-        if (matcher := each.reply.matcher) is not None
-    }
