@@ -46,10 +46,10 @@ def attention_of(kind: Any, layer: Layer, num_rows: int, device: Any) -> tuple[A
     return kind(KVArena(layer.layout, 3, device)), AttentionPlan(layout, device)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.data())
 def test_heads_are_normed_rotated_and_stored(data: st.DataObject) -> None:
-    dtype, dim = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([16, 40, 64, 96]), "dim")
+    dtype, dim = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([16, 48, 64, 80]), "dim")
     formats = st.sampled_from(["q4h", "q8h", NATIVE[dtype]])
     k_format, v_format = data.draw(formats, "K"), data.draw(formats, "V")
     kv_heads, heads = data.draw(st.sampled_from([(1, 1), (1, 3), (2, 4)]), "heads")
