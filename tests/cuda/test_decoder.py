@@ -10,13 +10,20 @@ import pytest
 import torch
 from torch import nn
 
+from rekindle.compute.cpu.packed import replace as replace_linears
+from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.compute.cuda.compute import TritonCompute
 from rekindle.compute.cuda.decoder import CardKernels
+from rekindle.compute.cuda.linears import Products
+from rekindle.compute.cuda.packer import CardPacker
+from rekindle.compute.cuda.packing import RoundFormat, pack
 from rekindle.kv.reference import relative_error
 from rekindle.model.fused_layers import FusedLayer, fuse_modules
+from rekindle.model.kept_tensors import placeholder
 from rekindle.model.loaded import LoadedModel
 from tests.cuda.conftest import IS_INTERPRETED
 from tests.cuda.test_attention import DEVICE
+from tests.cuda.test_products import FORMATS
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
 from tests.tiny_models import tiny_model
 
@@ -79,6 +86,36 @@ def test_layers_give_what_their_own_code_gives(kind: str) -> None:
     assert ours.compute.fuse(ours) == 2
     assert fused_of(ours)[0] == 2
     agree(ours, theirs, 1e-5)
+
+
+def packed_model(kind: str, weight_format: RoundFormat) -> LoadedModel:
+    """With all products but the head's in 8 or 4 bits."""
+    model = model_of(kind)
+    linears = [each for each in model.model.modules() if type(each) is nn.Linear]
+    replace_linears(model, CardPacker(DEVICE), {each: pack(each.weight.detach(), weight_format) for each in linears})
+    return on_card(model)
+
+
+@pytest.mark.parametrize(("kind", "weight_format"), [("qwen2", "int8"), ("gemma3", "int4")])
+def test_layers_over_packed_weights_give_what_their_own_code_gives(kind: str, weight_format: RoundFormat) -> None:
+    """But for roundings to 8 bits that the last bits of a norm or a gate move."""
+    theirs, ours = (packed_model(kind, weight_format) for _ in range(2))
+    assert ours.compute.fuse(ours) == 2
+    agree(ours, theirs, 0.05)
+
+
+def test_rows_are_rounded_once_for_all_packed_weights_that_they_meet() -> None:
+    linears = [nn.Linear(96, columns, device=DEVICE) for columns in (64, 40, 8)]
+    packer = CardPacker(DEVICE)
+    modules = [
+        PackedLinear(packer.pack(each.weight, "columns first", fmt), placeholder(each.weight), each, packer)
+        for each, fmt in zip(linears, FORMATS * 2, strict=False)
+    ]
+    products, rows = Products.of(*modules), torch.randn(5, 96, device=DEVICE)
+    with torch.inference_mode():
+        for count in (5, 1, 0):
+            wanted = [module(rows[:count]) for module in modules]
+            assert all(torch.equal(got, each) for got, each in zip(products(rows[:count]), wanted, strict=True))
 
 
 def halved(model: Any) -> None:

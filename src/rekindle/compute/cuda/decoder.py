@@ -18,11 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.compute.cuda.attention import Scoring, TritonAttention
 from rekindle.compute.cuda.linears import Products, is_linear, product
 from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, turned
 from rekindle.layer_forms import Activation
-from rekindle.model.compare import random_rows, same_but_for_sums
+from rekindle.model.compare import random_rows, same_but_for_sums, same_in_8_bits
 from rekindle.model.fused_layers import LayerCall, ModuleKernel
 from rekindle.model.layer_parts import LayerParts, MlpParts, NormParts
 from rekindle.spec import LayerSpec
@@ -125,7 +126,8 @@ class CardKernels:
     def mlp(self, parts: MlpParts) -> ModuleKernel | None:
         """As `LayerKernels.mlp`."""
         found = ModuleKernel(parts.gate.in_features, Mlp.of(parts))
-        return found if found.agrees(parts.module, self._rows(found.columns), same_but_for_sums) else None
+        same = same_in_8_bits if type(parts.down) is PackedLinear else same_but_for_sums
+        return found if found.agrees(parts.module, self._rows(found.columns), same) else None
 
     def _rows(self, columns: int) -> Tensor:
         return random_rows(columns, self.dtype).to(self.device)

@@ -2,7 +2,7 @@
 
 Owns which modules are linear layers there, and where the weights of several lie that multiply the same rows: together
 where they can, so that one product has all outputs. Each module keeps its own rows of them, so that nothing takes more
-memory and its own code goes on to work.
+memory and its own code goes on to work. Rows that meet several weights in 8 or 4 bits are rounded once for all.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rekindle.compute.cpu.packed_modules import PackedLinear
+from rekindle.compute.cuda.packing import CardWeights, Rounded, multiply_rounded, rounded
 from rekindle.model.layer_parts import holds
 
 
 def is_linear(module: Any, dtype: torch.dtype) -> bool:
-    """Whether a module is a product with weights of this dtype."""
+    """Whether a module is a product with weights of this dtype, or with weights that are packed for a card."""
+    if type(module) is PackedLinear:
+        return isinstance(module.packed, CardWeights)
     held = [each for each in module._parameters.values() if each is not None]
     return type(module) is nn.Linear and all(holds(each, dtype) for each in held)
 
@@ -46,8 +50,17 @@ class Products:
     def __call__(self, rows: Tensor) -> Sequence[Tensor]:
         """The outputs of each layer for rows [rows, depth]: [rows, columns]; values of a row next to each other."""
         if self.together is None:
-            return [product(module, rows) for module in self.modules]
+            once = rounded(rows) if all(type(module) is PackedLinear for module in self.modules) else None
+            return [product(module, rows) if once is None else _packed(module, rows, once) for module in self.modules]
         return product(self.together, rows).split([module.out_features for module in self.modules], -1)
+
+
+def _packed(module: Any, rows: Tensor, once: Rounded) -> Tensor:
+    """As `product`, of rows that are rounded already."""
+    out = rows.new_empty(len(rows), module.packed.columns)
+    if len(rows):
+        multiply_rounded(module.packed, once, module.bias, out)
+    return out
 
 
 def _together(modules: Sequence[nn.Linear]) -> nn.Linear:
