@@ -5,6 +5,7 @@ On a card the graphs are CUDA's.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,21 +112,31 @@ def test_rows_that_are_not_finite_fail_in_a_graph_too() -> None:
 
 
 class Refusing:
-    """A card that cannot hold what a model does in a graph."""
+    """A card that cannot hold what a model does in a graph, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.recorder = times, Counted()
 
     def record(self, function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return self.recorder.record(function)
 
 
-def test_a_step_that_cannot_be_recorded_is_launched_as_before(caplog: pytest.LogCaptureFixture) -> None:
-    plain, graphed = benches("llama", Refusing())
-    ids = random_ids(20)
+@pytest.mark.parametrize(("times", "launched"), [(2, 3), (3, 0)])
+def test_a_step_that_cannot_be_recorded_is_launched_as_before(
+    times: int, launched: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusing, ids = Refusing(times), random_ids(20)
+    plain, graphed = benches("llama", refusing)
     with caplog.at_level(logging.WARNING):
-        for rows in (slice(0, 9), slice(9, 10), slice(10, 11), slice(11, 12), slice(12, 15)):
-            wanted, got = (torch.cat(bench.forward(("a", ids[rows]))) for bench in (plain, graphed))
+        for first, end in itertools.pairwise((0, 9, 10, 11, 12, 13, 14, 17)):
+            wanted, got = (torch.cat(bench.forward(("a", ids[first:end]))) for bench in (plain, graphed))
             assert relative_error(got, wanted) < 2e-5
-    (told,) = [record.message for record in caplog.records if record.name.endswith("graphs")]
-    assert told.endswith("slower: RuntimeError: operation not permitted when stream is capturing")
+    told = [record.message for record in caplog.records if record.name.endswith("graphs")]
+    assert refusing.recorder.launched == launched and len(told) == (times == 3)
+    assert all(each.endswith("slower: RuntimeError: operation not permitted when stream is capturing") for each in told)
 
 
 def test_layers_may_not_attend_otherwise_while_a_step_is_recorded() -> None:

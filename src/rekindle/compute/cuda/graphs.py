@@ -3,7 +3,8 @@
 A processor takes longer to launch the thousands of kernels of a step than a card to compute them. Steps are padded to
 buckets of rows, and their inputs and tables lie in one tensor (`tables.Sheet`) that is the same for every step of a
 graph: a graph is one bucket and the room for its tables. The first step of a kind is computed as any other, so that
-kernels are compiled; the second is recorded. What cannot be recorded is launched kernel by kernel for good.
+kernels are compiled; the second is recorded. Where that fails several times, steps are launched kernel by kernel for
+good.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 LEAST_BUCKET = 4  # rows; torch multiplies fewer by other kernels
 LEAST_BLOCKS, LEAST_ITEMS = 1024, 64  # that there is room for
 MOST_GRAPHS = 48
+MOST_FAILURES = 3  # of recording: a kernel that had to be compiled for it is there at the next try
 INPUTS: tuple[Name, ...] = (("ids",), ("positions",), ("logit rows",))
 Outputs = tuple[torch.Tensor, torch.Tensor]  # the largest magnitude in each row's K and V; logits
 
@@ -85,6 +87,7 @@ class GraphRunner(ModelRunner):
         assert isinstance(self._paged, TritonAttention)
         self._attention, self._recorder = self._paged, recorder
         self._graphs: OrderedDict[tuple[Any, ...], Graph | None] = OrderedDict()  # None: computed once
+        self._num_failures = 0
         self.why_not: str | None = None
 
     def _filled(self, count: int) -> int:
@@ -125,10 +128,17 @@ class GraphRunner(ModelRunner):
         try:
             return Graph(sheet, *self._recorder.record(compute))
         except Exception as error:  # Border: whatever code of a model does that no graph can hold
-            self.why_not = f"{type(error).__name__}: {first_line(error)}"
-            self._graphs.clear()
-            log.warning("steps are launched kernel by kernel, which is slower: %s", self.why_not)
+            self._failed(f"{type(error).__name__}: {first_line(error)}")
             return None
+
+    def _failed(self, why: str) -> None:
+        self._num_failures += 1
+        if self._num_failures < MOST_FAILURES:
+            log.info("a step could not be recorded: %s", why)
+            return
+        self.why_not = why
+        self._graphs.clear()
+        log.warning("steps are launched kernel by kernel, which is slower: %s", why)
 
 
 def can_be_recorded(loaded: LoadedModel) -> bool:
