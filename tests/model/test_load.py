@@ -14,12 +14,16 @@ from safetensors.torch import load_file, save_file
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
 from rekindle.compute.devices import choose_kernels
-from rekindle.compute.load import load_model
+from rekindle.compute.load import load_model, read_config
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.model import checkpoint
+from rekindle.model.adapter import register_attention
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.loader import load_weights
+from rekindle.model.padded_experts import mixtures
 from tests.model.helpers import Bench, Loader, random_ids, reference_logits
+from tests.quantised_models import quantised_dir
 from tests.tiny_models import END_ID, EXACT_KINDS, tiny_model
 
 
@@ -47,6 +51,20 @@ def test_kernels_are_for_the_cpu() -> None:
     assert choose_kernels(ModelSettings(), "cuda") == KernelChoice(None)
     with pytest.raises(ConfigError, match="kernels=avx2 is for the CPU, not for cuda: leave it at auto"):
         choose_kernels(ModelSettings(kernels="avx2"), "cuda")
+
+
+def test_what_a_card_is_to_compute_can_be_loaded_to_the_processor(
+    model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As the processor reads files, so that it can be rounded; experts compute as on the card."""
+    register_attention()
+    card, mixture = ModelSettings(device="cuda"), model_dir("mixtral", "bf16")
+    for settings, held, is_padded in ((card, "cpu", False), (ModelSettings(device="cpu"), None, True)):
+        model = load_weights(mixture, read_config(mixture), settings, held=held).model
+        assert {each.device.type for each in model.parameters()} == {"cpu"} and any(mixtures(model)) == is_padded
+    coded = quantised_dir("fp8", tmp_path)
+    model = load_weights(coded, read_config(coded), card, held="cpu").model
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)

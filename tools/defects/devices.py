@@ -43,6 +43,13 @@ DEVICES = (
         f"{CHOICE}::test_bytes_of_rounded_weights_are_estimated_before_they_are_read",
     ),
     one(
+        "experts of a card computed as on the processor",
+        "model/loader.py",
+        '    if computes_on == "cpu":\n',
+        '    if settings.device == "cpu":\n',
+        "tests/model/test_load.py::test_what_a_card_is_to_compute_can_be_loaded_to_the_processor",
+    ),
+    one(
         "experts that shrink on a card",
         "compute/room.py",
         "wide - experts - 2 * values",
