@@ -22,7 +22,7 @@ from rekindle.model.drawing import Drawing
 from rekindle.model.observation import observed
 from rekindle.model.trial import row_errors
 from tests.cuda.test_attention import DEVICE, LAYERS
-from tests.cuda.test_decoder import KINDS, fused_of, model_of, on_card, paths
+from tests.cuda.test_decoder import KINDS, fused_of, model_of, on_card, packed_model, paths
 from tests.cuda.test_products import FORMATS, kernel, on_device
 from tests.kernels.test_int8 import product
 from tests.kernels.test_linear import matrix, random_bf16
@@ -83,6 +83,14 @@ def test_layers_in_bf16_give_what_their_own_code_gives(kind: str, kv: str) -> No
     errors = [row_errors(*each) for each in zip(paths(ours), paths(theirs), strict=True)]
     # The median: a rounding sends single rows of a mixture to another expert.
     assert float(torch.cat(errors).median()) < 0.04
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_layers_over_packed_weights_in_bf16_give_what_their_own_code_gives(weight_format: RoundFormat) -> None:
+    theirs, ours = (packed_model("qwen2", weight_format, BF16) for _ in range(2))
+    assert ours.compute.fuse(ours) == fused_of(ours)[0] == 2
+    errors = [row_errors(*each) for each in zip(paths(ours), paths(theirs), strict=True)]
+    assert float(torch.cat(errors).median()) < 0.05
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

@@ -23,7 +23,6 @@ from rekindle.model.kept_tensors import placeholder
 from rekindle.model.loaded import LoadedModel
 from tests.cuda.conftest import IS_INTERPRETED
 from tests.cuda.test_attention import DEVICE
-from tests.cuda.test_products import FORMATS
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms
 from tests.tiny_models import tiny_model
 
@@ -88,9 +87,9 @@ def test_layers_give_what_their_own_code_gives(kind: str) -> None:
     agree(ours, theirs, 1e-5)
 
 
-def packed_model(kind: str, weight_format: RoundFormat) -> LoadedModel:
+def packed_model(kind: str, weight_format: RoundFormat, dtype: torch.dtype = FP32) -> LoadedModel:
     """With all products but the head's in 8 or 4 bits."""
-    model = model_of(kind)
+    model = model_of(kind, dtype)
     linears = [each for each in model.model.modules() if type(each) is nn.Linear]
     replace_linears(model, CardPacker(DEVICE), {each: pack(each.weight.detach(), weight_format) for each in linears})
     return on_card(model)
@@ -104,18 +103,25 @@ def test_layers_over_packed_weights_give_what_their_own_code_gives(kind: str, we
     agree(ours, theirs, 0.05)
 
 
-def test_rows_are_rounded_once_for_all_packed_weights_that_they_meet() -> None:
-    linears = [nn.Linear(96, columns, device=DEVICE) for columns in (64, 40, 8)]
-    packer = CardPacker(DEVICE)
-    modules = [
-        PackedLinear(packer.pack(each.weight, "columns first", fmt), placeholder(each.weight), each, packer)
-        for each, fmt in zip(linears, FORMATS * 2, strict=False)
-    ]
-    products, rows = Products.of(*modules), torch.randn(5, 96, device=DEVICE)
+@pytest.mark.parametrize("formats", [("int8",) * 3, ("int4",) * 3, ("int8", "int4", "int8")], ids="-".join)
+def test_products_of_packed_weights_with_the_same_rows_have_their_bits(formats: tuple[RoundFormat, ...]) -> None:
+    """Weights of one format lie together; others multiply the rows that were rounded once."""
+    packer, modules = CardPacker(DEVICE), []
+    for columns, fmt in zip((64, 40, 8), formats, strict=True):
+        linear = nn.Linear(96, columns, device=DEVICE)
+        packed = packer.pack(linear.weight, "columns first", fmt)
+        modules.append(PackedLinear(packed, placeholder(linear.weight), linear, packer))
+    rows = torch.randn(5, 96, device=DEVICE)
     with torch.inference_mode():
+        wanted = [module(rows) for module in modules]
+        products = Products.of(*modules)
         for count in (5, 1, 0):
-            wanted = [module(rows[:count]) for module in modules]
-            assert all(torch.equal(got, each) for got, each in zip(products(rows[:count]), wanted, strict=True))
+            for got, module, each in zip(products(rows[:count]), modules, wanted, strict=True):
+                assert torch.equal(got, each[:count]) and torch.equal(module(rows[:count]), each[:count])
+    stored = {module.packed.held.numbers.untyped_storage().data_ptr() for module in modules}
+    assert len(stored) == (1 if len(set(formats)) == 1 else 3)
+    for module in modules:
+        module.packed.check()
 
 
 def halved(model: Any) -> None:

@@ -15,6 +15,7 @@ BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
 ROWS, DECODER = (f"tests/cuda/test_{name}.py" for name in ("rows", "decoder"))
 SUMS, GATES = f"{ROWS}::test_rows_are_summed_and_normed", f"{ROWS}::test_rows_are_gated"
 HEADS = "tests/cuda/test_placing.py::test_heads_are_normed_rotated_and_stored"
+PACKED = f"{DECODER}::test_products_of_packed_weights_with_the_same_rows_have_their_bits"
 OUTPUTS = f"{DECODER}::test_layers_give_what_their_own_code_gives"
 
 CARDS = (
@@ -273,7 +274,7 @@ CARDS = (
     one(
         "card: MLPs fused whatever their own weights give",
         "compute/cuda/decoder.py",
-        "self._rows(found.columns), same_but_for_sums) else None",
+        "self._rows(found.columns), same) else None",
         "self._rows(found.columns), lambda ours, theirs: True) else None",
         f"{DECODER}::test_an_mlp_is_compared_over_its_own_weights_too",
     ),
@@ -283,5 +284,19 @@ CARDS = (
         "setattr(module, name, nn.Parameter(part, requires_grad=False))",
         "pass",
         f"{DECODER}::test_weights_that_lie_together_take_no_more_memory_and_serve_their_modules_too",
+    ),
+    one(
+        "card: packed weights that lie together kept twice",
+        "compute/cuda/linears.py",
+        "        module.packed = whole.part(first, end)\n",
+        "        pass\n",
+        PACKED,
+    ),
+    one(
+        "card: columns of packed weights taken for the first ones",
+        "compute/cuda/packing.py",
+        "(each[first:end] for each in self.held[:3])",
+        "(each[: end - first] for each in self.held[:3])",
+        PACKED,
     ),
 )

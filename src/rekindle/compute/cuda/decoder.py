@@ -18,9 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rekindle.compute.cpu.packed_modules import PackedLinear
 from rekindle.compute.cuda.attention import Scoring, TritonAttention
-from rekindle.compute.cuda.linears import Products, is_linear, product
+from rekindle.compute.cuda.linears import Products, is_linear, is_rounded, product
 from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, turned
 from rekindle.layer_forms import Activation
 from rekindle.model.compare import random_rows, same_but_for_sums, same_in_8_bits
@@ -126,7 +125,7 @@ class CardKernels:
     def mlp(self, parts: MlpParts) -> ModuleKernel | None:
         """As `LayerKernels.mlp`."""
         found = ModuleKernel(parts.gate.in_features, Mlp.of(parts))
-        same = same_in_8_bits if type(parts.down) is PackedLinear else same_but_for_sums
+        same = same_in_8_bits if is_rounded(parts.down) else same_but_for_sums
         return found if found.agrees(parts.module, self._rows(found.columns), same) else None
 
     def _rows(self, columns: int) -> Tensor:

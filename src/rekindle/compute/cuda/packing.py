@@ -12,6 +12,7 @@ products are theirs, as far as the card's arithmetic is IEEE's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -113,6 +114,22 @@ class CardWeights:
         stride = padded if self.format == "int8" else padded // 2
         assert self.held[3:] == (self.columns, padded, stride, _groups(padded)), self
         assert self.held.numbers.shape == (self.columns, stride) and self.held.scales.shape == (self.columns,), self
+
+    def part(self, first: int, end: int) -> CardWeights:
+        """Some of the columns, in the same memory."""
+        numbers, multipliers, scales = (each[first:end] for each in self.held[:3])
+        held = self.held._replace(numbers=numbers, multipliers=multipliers, scales=scales, columns=end - first)
+        return CardWeights(self.format, end - first, self.depth, held)
+
+    @classmethod
+    def joined(cls, parts: Sequence[CardWeights]) -> CardWeights:
+        """The columns of all, one after the other, in memory of their own; all have one format and depth."""
+        first = parts[0]
+        assert {(each.format, each.depth) for each in parts} == {(first.format, first.depth)}, parts
+        columns, every = sum(each.columns for each in parts), [each.held[:3] for each in parts]
+        numbers, multipliers, scales = map(torch.cat, zip(*every, strict=True))
+        held = first.held._replace(numbers=numbers, multipliers=multipliers, scales=scales, columns=columns)
+        return cls(first.format, columns, first.depth, held)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         numbers, multipliers, scales = self.held[:3]
