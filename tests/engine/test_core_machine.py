@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from rekindle.engine.request import Request, State
 from rekindle.engine.types import Reuse, Task
 from rekindle.model.loaded import LoadedModel
+from tests.engine.ahead_runner import RunnerElsewhere
 from tests.engine.quoting import spoilt
 from tests.engine.slow_disk import SlowDisk
 from tests.exactness.rig import BLOCK_TOKENS, BY_SIZE, Rig, load
@@ -117,9 +119,12 @@ class CoreRules:
 
 
 class CoreMachine(RuleBasedStateMachine, CoreRules):
-    @initialize(max_draft=st.sampled_from((0, 5, 15)))
-    def make(self, max_draft: int) -> None:
-        self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, max_draft=max_draft))
+    @initialize(max_draft=st.sampled_from((0, 5, 15, "ahead")))
+    def make(self, max_draft: int | Literal["ahead"]) -> None:
+        if max_draft == "ahead":
+            self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, runner_type=RunnerElsewhere))
+        else:
+            self.begin(Rig(model(), num_blocks=9, max_chunk_tokens=32, max_draft=max_draft))
 
     @rule(seed=st.integers(0, 4), length=st.integers(1, 60), new_tokens=st.integers(1, 20))
     def ask(self, seed: int, length: int, new_tokens: int) -> None:

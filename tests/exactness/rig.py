@@ -37,7 +37,7 @@ from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import ChatResult, Reuse, Task
 from rekindle.kv.arena import KVArena
 from rekindle.model.batch import SequenceStep
-from rekindle.model.loaded import LoadedModel
+from rekindle.model.loaded import LoadedModel, Runner
 from rekindle.model.params import SamplingParams
 from rekindle.model.runner import ModelRunner
 from rekindle.model.sampler import SamplerState
@@ -104,6 +104,7 @@ class Rig:
     window_slots: int | None = None  # of each window; none: one for every block
     turns: list[FinishedTurn] = field(default_factory=list)
     arena_type: type[KVArena] = KVArena
+    runner_type: Callable[[LoadedModel, KVArena], Runner] = ModelRunner
 
     def __post_init__(self) -> None:
         layout = self.loaded.spec.layout
@@ -112,7 +113,7 @@ class Rig:
             WindowSlots(kind, num_slots=num_slots, num_blocks=self.num_blocks) for kind in layout.ending.values()
         ]
         self.arena = self.arena_type(layout, self.num_blocks, "cpu", windows)
-        self.runner = ModelRunner(self.loaded, self.arena)
+        self.runner = self.runner_type(self.loaded, self.arena)
         self.pool = BlockPool(self.num_blocks, layout.block_tokens, windows=windows)
         self.encoder = encoder_of(self.loaded.directory)
         self._reports: queue.SimpleQueue[tuple[Load, int]] = queue.SimpleQueue()
@@ -237,9 +238,9 @@ class Rig:
             self.step()
         raise AssertionError("requests do not end")
 
-    def generate(self, ids: Ids, new_tokens: int, reuse: Reuse = "continuation") -> ChatResult:
-        """The greedy answer to `ids`."""
-        return self.finish(self.request(ids, new_tokens, reuse))[0]
+    def generate(self, ids: Ids, new_tokens: int, reuse: Reuse = "continuation", **params: Any) -> ChatResult:
+        """The answer to `ids`, greedy unless `params` say otherwise."""
+        return self.finish(self.request(ids, new_tokens, reuse, **params))[0]
 
     def stored(self, ids: Ids) -> list[BlockBytes]:
         """Bytes of every block of the sequence; asserts that all of it is in memory."""

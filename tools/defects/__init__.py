@@ -1,5 +1,6 @@
 """All defects that tests must notice: see `tools.mutants`."""
 
+from tools.defects.ahead import LAUNCHED
 from tools.defects.calls import STRICT_CALLS
 from tools.defects.cards import CARDS
 from tools.defects.clients import CLIENTS
@@ -30,6 +31,7 @@ MUTANTS = (
     *DEVICES,
     *CARDS,
     *DRAWN,
+    *LAUNCHED,
     *SERVING,
     *KERNELS,
     *LAYERS,

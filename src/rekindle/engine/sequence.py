@@ -121,10 +121,9 @@ class Sequence:
         """Token ids of prompt and reply so far (uint32, a view)."""
         return self.token_ids[: self.num_tokens]
 
-    @property
-    def history(self) -> History:
-        """Prompt and reply tokens, as sampling of the next token sees them."""
-        return History(self.prompt_ids, self.token_ids[self.num_prompt : self.num_tokens])
+    def history(self, num_unknown: int = 0) -> History:
+        """Prompt and reply tokens, as sampling sees them; the last ones may be unknown, which have any id."""
+        return History(self.prompt_ids, self.token_ids[self.num_prompt : self.num_tokens + num_unknown])
 
     @property
     def num_blocks_ahead(self) -> int:

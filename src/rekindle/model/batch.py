@@ -48,13 +48,17 @@ def filled_up(count: int, row_multiple: int = ROW_MULTIPLE) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """The inputs of one step; `logit_rows` may be padded, its first `num_logits` entries are the requested rows."""
+    """The inputs of one step; `logit_rows` may be padded, its first `num_logits` entries are the requested rows.
+
+    `drawn`: ids int64 of the first rows that are on a device, in place of `input_ids`.
+    """
 
     input_ids: np.ndarray  # int64 [rows]
     position_ids: np.ndarray  # int64 [rows]
     spans: tuple[SequenceSpan, ...]
     logit_rows: np.ndarray  # int64
     num_logits: int
+    drawn: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -83,4 +87,6 @@ class ForwardBatch:
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Ids [1, rows], positions [1, rows] and the rows that become logits, on a device."""
         rows = torch.from_numpy(np.stack((self.input_ids, self.position_ids))[:, None]).to(device)
+        if self.drawn is not None:
+            rows[0, 0, : len(self.drawn)] = self.drawn
         return rows[0], rows[1], torch.from_numpy(self.logit_rows).to(device)

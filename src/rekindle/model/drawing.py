@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rekindle.model.drawn_rows import drawn_rows, plain_rows
 from rekindle.model.row_scores import RowScores
 from rekindle.model.sampler import KINDS, Draw
-from rekindle.model.transfer import Readback
+from rekindle.model.transfer import Readback, to_device
 
 # Numbers that are copied at once. On a CPU they stay in its cache; elsewhere this bounds memory, and one copy is usual.
 MOST_SCORES = {"cpu": 1 << 18}
@@ -56,10 +57,23 @@ class Drawing:
         self._num_along = len(along)
         self._back = Readback([*along, *(tensor for part in self._parts for tensor in part.tensors)])
         self._results: list[Drawn | None] | None = None
+        self._is_redrawn = False
 
     def along(self) -> list[np.ndarray]:
         """The tensors that were taken along; waits for the device."""
         return self._back.arrays()[: self._num_along]
+
+    def tokens(self, places: Sequence[int]) -> Tensor:
+        """Tokens int64 [places] of some draws on the device, as they are before any `is_redrawn`; waits for nothing."""
+        order = {at: row for row, at in enumerate(at for part in self._places for at in part)}
+        drawn = torch.cat([part.tensors[0] for part in self._parts])
+        rows = np.array([order[at] for at in places], dtype=np.int64)
+        return drawn.index_select(0, to_device([rows], drawn.device)[0])
+
+    @property
+    def is_redrawn(self) -> bool:
+        """Whether a token was drawn again, once the results are known."""
+        return self._is_redrawn
 
     def results(self) -> list[Drawn | None]:
         """What was drawn, for each draw; None where scores are not finite, or no token is allowed.
@@ -82,6 +96,7 @@ class Drawing:
                 if is_finite:
                     found[at] = Drawn(token, scored.get(at))
                     unsure += [] if is_sure else [at]
+        self._is_redrawn = bool(unsure)
         if unsure:
             more = 1 + max(part.num_candidates for part in self._parts)
             again = Drawing(self._logits, [self._draws[at] for at in unsure], least=more)

@@ -33,7 +33,7 @@ BY_TORCH = "torch"
 
 
 class Step(Protocol):
-    """A step that was launched; the next one is launched after this one was waited for."""
+    """A step that was launched; the next one is launched after this one was waited for, unless by `launch_after`."""
 
     def wait(self) -> frozenset[int]:
         """Wait until all is computed and stored; the indices of sequence steps whose KV or logits are not finite."""
@@ -54,6 +54,14 @@ class Runner(Protocol):
     def launch(self, steps: Sequence[SequenceStep]) -> Step:
         """Begin a step; K and V of all rows at positions `num_stored` and later will be in the arena."""
 
+    @property
+    def computes_ahead(self) -> bool:
+        """Whether a step can be launched before the last one was waited for, and gains from it."""
+
+    def launch_after(self, steps: Sequence[SequenceStep], drawing: Drawing, places: Sequence[int]) -> Step:
+        """As `launch`, of steps of one row whose ids, in place of their own, are those that are being drawn at these
+        places of a drawing. Only if it `computes_ahead`."""
+
     def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
         """Launch a step and wait for it: its logits."""
 
@@ -71,6 +79,10 @@ class Compute(Protocol):
     @property
     def digest(self) -> str | None:
         """A digest of code that is not in this package's Python; None if there is none."""
+
+    @property
+    def computes_ahead(self) -> bool:
+        """Whether its steps are computed while the host does something else."""
 
     def memory(self, device: str) -> Memory:
         """The memory of the device now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -120,9 +121,18 @@ class ModelRunner:
         self._paged = loaded.compute.attention(arena)
         self._device = torch.device(loaded.device)
 
-    def launch(self, steps: Sequence[SequenceStep]) -> LaunchedStep:
-        """As `Runner.launch`."""
-        batch = ForwardBatch.build(steps, self._filled)
+    @property
+    def computes_ahead(self) -> bool:
+        """As `Runner.computes_ahead`. Not with recurrent states, which are written once a step was waited for."""
+        return self._by.computes_ahead and not self._arena.layout.states
+
+    def launch_after(self, steps: Sequence[SequenceStep], drawing: Drawing, places: Sequence[int]) -> LaunchedStep:
+        """As `Runner.launch_after`."""
+        return self.launch(steps, drawing.tokens(places))
+
+    def launch(self, steps: Sequence[SequenceStep], ids: torch.Tensor | None = None) -> LaunchedStep:
+        """As `Runner.launch`. `ids` int64 [rows] on the device: in place of the steps' own."""
+        batch = replace(ForwardBatch.build(steps, self._filled), drawn=ids)
         with torch.inference_mode():
             arena = self._arena
             layout = StepLayout(batch.spans, arena.layout.block_tokens, batch.num_rows, arena.rows_of)

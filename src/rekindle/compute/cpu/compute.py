@@ -31,6 +31,11 @@ class TorchCompute:
 
     __slots__ = ()
 
+    @property
+    def computes_ahead(self) -> bool:
+        """As `Compute.computes_ahead`: the host is what computes."""
+        return False
+
     def memory(self, device: str) -> Memory:
         """As `Compute.memory`."""
         return memory_of(device)

@@ -41,6 +41,11 @@ class TritonCompute(TorchCompute):
         """What the bits depend on, apart from this package."""
         return f"{self.compiler}, {self.card}"
 
+    @property
+    def computes_ahead(self) -> bool:
+        """As `Compute.computes_ahead`."""
+        return True
+
     def arena(
         self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
     ) -> KVArena:

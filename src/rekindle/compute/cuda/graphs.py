@@ -71,9 +71,12 @@ class Graph:
     launch: Callable[[], None]
     outputs: Outputs
 
-    def run(self, tables: Tables) -> Outputs:
-        """Launch it for other tables; copies of the results, which the next launch overwrites."""
+    def run(self, tables: Tables, drawn: torch.Tensor | None) -> Outputs:
+        """Launch it for other tables, with ids that are on the device in place of the first ones; copies of the results,
+        which the next launch overwrites."""
         self.sheet.send(tables)
+        if drawn is not None:
+            self.sheet["ids",][: len(drawn)].copy_(drawn)
         self.launch()
         worst, logits = self.outputs
         return worst.clone(), logits.clone()
@@ -111,7 +114,7 @@ class GraphRunner(ModelRunner):
                 self._graphs.popitem(last=False)
         if graph is None:
             return super()._compute_batch(batch, layout)
-        worst, logits = graph.run(tables)
+        worst, logits = graph.run(tables, batch.drawn)
         return self._step_type(self._paged, AttentionPlan(layout, self._device, worst)), logits
 
     def _recorded(self, sheet: Sheet, tables: Tables, layout: StepLayout) -> Graph | None:

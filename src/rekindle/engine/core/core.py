@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,29 +19,20 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
 from rekindle.engine.core.interface import CoreCounts
+from rekindle.engine.core.launch import Launch, chunks_after, has_ended
 from rekindle.engine.core.reporting import report_progress
-from rekindle.engine.core.sampling import Pick, Replies
+from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
 from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.errors import Overloaded, RekindleError, RequestFailed
 from rekindle.model.batch import SequenceStep
-from rekindle.model.loaded import Runner, Step
+from rekindle.model.loaded import Runner
 from rekindle.model.row_scores import score_rows
 from rekindle.worker import concealed, is_meant_for_thread
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
-    """A step under way: of each chunk the rows of its logits, and the first token that is drawn after it, by index."""
-
-    chunks: Sequence[Chunk]
-    step: Step
-    rows: Sequence[range]
-    picks: Mapping[int, Pick]
 
 
 class EngineCore:
@@ -64,6 +55,8 @@ class EngineCore:
         self.num_steps = 0
         self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
         self.step_s = 0.0
+        self._ahead: Launch | None = None  # launched before the step before it was waited for
+        self._waited = 0.0  # when a step was last waited for
         self._runner = runner
         self._clock = clock
         orphans = OrphanBlocks(cache.pool)
@@ -74,6 +67,7 @@ class EngineCore:
             min_reuse_tokens=min_reuse_tokens,
             on_turn=on_turn,
             clock=clock,
+            settle=lambda request, keep: self._end_ahead(),
         )
         self.admission = Admission(cache=cache, scheduler=scheduler, replies=self._replies, clock=clock)
         self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
@@ -125,9 +119,19 @@ class EngineCore:
         )
 
     def step(self) -> None:
-        """Do everything that can be done now, with at most one forward pass."""
+        """Do everything that can be done now, with at most one forward pass; or end the one that was launched ahead."""
         began = self._clock()
         self._replies.drop_unwanted(began)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.left:
+            self._run(ahead.left, ahead)
+            self.num_steps += 1
+            self.step_s += self._clock() - began
+        else:
+            self._step_in_turn(began)
+        self.cache.saving.pump()
+
+    def _step_in_turn(self, began: float) -> None:
         if self.scheduler.everybody():
             self.background.yield_to_requests()
         self.admission.admit(began)
@@ -138,7 +142,6 @@ class EngineCore:
             self._run(chunks)
             self.num_steps += 1
             self.step_s += self._clock() - began
-        self.cache.saving.pump()
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the first request times out, if one loads blocks and none runs; None when no request
@@ -179,18 +182,21 @@ class EngineCore:
             for chunk in proposed
         ]
 
-    def _run(self, chunks: list[Chunk]) -> None:
-        began, sampled_s = self._clock(), self._replies.sample_s
+    def _run(self, chunks: list[Chunk], ahead: Launch | None = None) -> None:
+        """Compute a step of these chunks, which `ahead` has launched already."""
+        sampled_s = self._replies.sample_s
         try:
-            launch = self._launched(chunks)
+            launch = ahead or self._launched(chunks)
+            self._ahead = self._launched_after(launch)
             bad = launch.step.wait()
         except BaseException as error:
+            self._drop_ahead()
             # Border: any error of the model's code, panics of libraries included, ends one request, not the engine.
             if is_meant_for_thread(error):
                 raise
             if len(chunks) == 1 and chunks[0].draft:
                 chunks = [without_draft(chunks[0])]
-            elif len(chunks) == 1:
+            elif len(chunks) == 1 and ahead is None:
                 request = chunks[0].request
                 name = "idle work" if request is None else f"request {request.id}"
                 logger.exception("%s failed in its forward pass", name)
@@ -199,13 +205,17 @@ class EngineCore:
             for chunk in chunks:
                 self._run([chunk])
             return
-        took = self._clock() - began - (self._replies.sample_s - sampled_s)
+        now = self._clock()
+        took = now - max(launch.began, self._waited) - (self._replies.sample_s - sampled_s)
+        self._waited = now
         rows = sum(chunk.end - chunk.start for chunk in chunks)
         contexts = sum((chunk.end - chunk.start) * ((chunk.start + chunk.end) // 2) for chunk in chunks)
         self.num_rows += rows
         self.scheduler.costs.observe(rows=rows, row_contexts=contexts, seconds=took)
         self.speculation.observe(chunks, took)
         self._advance(launch, bad)
+        if launch.drawing is not None and launch.drawing.is_redrawn:  # the step ahead has another token
+            self._drop_ahead()
 
     def _launched(self, chunks: Sequence[Chunk]) -> Launch:
         """Begin a step and the draws from it."""
@@ -219,7 +229,7 @@ class EngineCore:
             )
             for chunk in chunks
         ]
-        step = self._runner.launch(steps)
+        began, step = self._clock(), self._runner.launch(steps)
         ends = np.cumsum([chunk.num_logits for chunk in chunks]).tolist()
         rows = [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
         drawn = {
@@ -228,7 +238,55 @@ class EngineCore:
             if chunk.samples and chunk.request is not None
         }
         picks = self._replies.draw(step, [row for row, _ in drawn.values()], [request for _, request in drawn.values()])
-        return Launch(chunks, step, rows, dict(zip(drawn, picks, strict=True)))
+        return Launch(chunks, step, rows, dict(zip(drawn, picks, strict=True)), began)
+
+    def _launched_after(self, launch: Launch) -> Launch | None:
+        """Begin the step after one that is under way; None: it has to be waited for."""
+        if not self._runner.computes_ahead or self.scheduler.waiting or self.speculation.drafts:
+            return None
+        after, drawing = chunks_after(launch, self.scheduler.running), launch.drawing
+        reserved = [self.cache.prepare(chunk.sequence, chunk.end) for chunk in after.values()]
+        if drawing is None or not reserved or not all(reserved):
+            return None
+        steps = [
+            SequenceStep(
+                token_ids=np.zeros(1, np.uint32),
+                start=chunk.start,
+                blocks=chunk.sequence.table.blocks,
+                num_stored=chunk.sequence.table.num_tokens,
+                logits="last",
+            )
+            for chunk in after.values()
+        ]
+        places = [launch.picks[index].at for index in after]
+        requests = [launch.picks[index].request for index in after]
+        try:
+            began, step = self._clock(), self._runner.launch_after(steps, drawing, places)
+        except BaseException as error:
+            # Border: as in `_run`, where the same rows are computed next, in turn.
+            if is_meant_for_thread(error):
+                raise
+            logger.warning("a step could not be launched ahead", exc_info=error)
+            return None
+        picks = self._replies.draw(step, range(len(after)), requests, num_unknown=1)
+        rows = [range(row, row + 1) for row in range(len(after))]
+        return Launch(list(after.values()), step, rows, dict(enumerate(picks)), began)
+
+    def _end_ahead(self) -> None:
+        """Wait for the step ahead, before blocks are released that it writes to.
+
+        What it fails with is raised again when it is its turn, or concerns nobody.
+        """
+        try:
+            if self._ahead is not None:
+                self._ahead.step.wait()
+        except BaseException as error:
+            if is_meant_for_thread(error):
+                raise
+
+    def _drop_ahead(self) -> None:
+        self._end_ahead()
+        self._ahead = None
 
     def _advance(self, launch: Launch, bad: frozenset[int]) -> None:
         """Publish what the pass computed, add what was drawn where a sequence is complete, report progress.
@@ -238,6 +296,8 @@ class EngineCore:
         chunks = launch.chunks
         for index, chunk in enumerate(chunks):
             request = chunk.request
+            if has_ended(chunk):
+                continue
             if index not in bad:
                 is_scored = chunk.num_scored > 0
                 chunk.sequence.num_computed = chunk.start + chunk.num_rows
@@ -251,7 +311,7 @@ class EngineCore:
                         self._replies.finish(request, "stop")
             elif not chunk.draft:
                 self._fail(chunk, RequestFailed("the model produced KV that is not finite; nothing of it was kept"))
-        self._sample(launch, [index for index in launch.picks if index not in bad])
+        self._sample(launch, [at for at in launch.picks if at not in bad and not has_ended(chunks[at])])
         for index in bad:
             if chunks[index].draft:
                 self._run([without_draft(chunks[index])])

@@ -81,22 +81,24 @@ class Replies:
         self._reports_early = reports_early
         self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # by agent: the last block
 
-    def draw(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> list[Pick]:
-        """Begin to draw the next token of each request from its row of a step's logits."""
+    def draw(self, step: Step, rows: Sequence[int], requests: Sequence[Request], *, num_unknown: int = 0) -> list[Pick]:
+        """Begin to draw a token of each request from its row of a step's logits: the next, or that after some which are
+        not known yet."""
         began = self._clock()
-        picks = self._begun(step, rows, requests) if requests else []
+        draws = [partial(_draw, row, request, num_unknown) for row, request in zip(rows, requests, strict=True)]
+        picks = self._begun(step, draws, requests) if requests else []
         self.sample_s += self._clock() - began
         return picks
 
-    def _begun(self, step: Step, rows: Sequence[int], requests: Sequence[Request]) -> list[Pick]:
+    def _begun(self, step: Step, draws: Sequence[Callable[[], Draw]], requests: Sequence[Request]) -> list[Pick]:
         """As `draw`; an error only for the request of which no draw can begin."""
         try:
-            drawing = step.draw([_draw(row, request) for row, request in zip(rows, requests, strict=True)])
+            drawing = step.draw([draw() for draw in draws])
         except BaseException as error:
             # Border: as for `_alone`.
             if len(requests) == 1:
                 return [Pick(requests[0], error)]
-            return [self._begun(step, [row], [request])[0] for row, request in zip(rows, requests, strict=True)]
+            return [self._begun(step, [draw], [request])[0] for draw, request in zip(draws, requests, strict=True)]
         return [Pick(request, drawing, at) for at, request in enumerate(requests)]
 
     def continue_with(self, picks: Sequence[Pick]) -> None:
@@ -249,11 +251,11 @@ class Replies:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
 
 
-def _draw(row: int, request: Request) -> Draw:
-    """Return how the next token of a request is drawn from a row of logits."""
+def _draw(row: int, request: Request, num_unknown: int) -> Draw:
+    """Return how a token of a request is drawn from a row of logits, the next one or that after some unknown ones."""
     reply = request.reply
     mask = None if reply.matcher is None else reply.matcher.allowed()
-    return Draw(row, reply.sampler, request.sequence.history, mask)
+    return Draw(row, reply.sampler, request.sequence.history(num_unknown), mask)
 
 
 def _scores(request: Request, drawn: Drawn) -> tuple[TokenLogprob, ...]:

@@ -48,6 +48,11 @@ class Speculation:
         self._max_step_s = max_step_s
         self._drafts: dict[Sequence, Draft] = {}  # of the step under way
 
+    @property
+    def drafts(self) -> bool:
+        """Whether it ever proposes any."""
+        return self._max_tokens > 0
+
     def propose(self, chunks: Values[Chunk]) -> list[Chunk]:
         """Return the chunks of a step with the drafts that pay; the chunks themselves where something prefills."""
         self._drafts = {}
