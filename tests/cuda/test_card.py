@@ -146,10 +146,12 @@ def test_products_of_bf16_are_the_processors_to_the_bit(kernel: LinearKernel, we
         np.testing.assert_array_equal(got, theirs[:count])
 
 
+@pytest.mark.parametrize("are_rounded", [False, True])
 @pytest.mark.parametrize("vocab", [40, 50_000])
-def test_draws_do_not_wait_and_are_those_of_the_definition(vocab: int) -> None:
-    """At 40 ids all are candidates, at 50,000 those that are drawn by rank are the 1,024 likeliest."""
+def test_draws_do_not_wait_and_are_those_of_the_definition(vocab: int, are_rounded: bool) -> None:
+    """At 40 ids all are candidates, at 50,000 draws by rank are from the 1,024 likeliest; rounded, many tie."""
     logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    logits = logits.round() if are_rounded else logits
     draws, there = every_kind(), logits.to(DEVICE)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rekindle import Constraint
+from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.engine.blocks.prefix_cache import Head
 from rekindle.engine.request import Request, State
 from rekindle.engine.sequence import Sequence
+from rekindle.engine.types import GenerationRequest
+from rekindle.kv.arena import KVArena
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.params import SamplingParams
 from tests.engine.ahead_runner import RunnerElsewhere, StepElsewhere
+from tests.engine.conftest import Start
+from tests.engine.test_constrained import HELLO, ITEM
 from tests.exactness.rig import Rig, load
 from tests.tiny_models import tiny_model_dir
 
@@ -115,3 +122,31 @@ def test_a_step_ahead_that_fails_is_computed_again_in_turn(
 
     monkeypatch.setattr(rig.runner, "launch_after", broken)
     assert rig.generate(PROMPTS[0], 9).token_ids == turn.generate(PROMPTS[0], 9).token_ids
+
+
+def test_an_engine_that_computes_ahead_gives_the_same_replies(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that end by a grammar, a stop string, an end token or length, of requests that come and go."""
+    runners, answers = list[RunnerElsewhere](), []
+
+    def elsewhere(compute: KernelCompute, loaded: LoadedModel, arena: KVArena) -> RunnerElsewhere:
+        runners.append(RunnerElsewhere(loaded, arena))
+        return runners[-1]
+
+    for where in ("here", "elsewhere"):
+        engine = start(speculate="off", store="off", kv="fp32")
+        free = engine.chat("ada", HELLO, temperature=0, max_tokens=40)
+        stop = free.text[len(free.text) // 2 :][:4]
+        asked = [
+            GenerationRequest(text="One.", params=SamplingParams(temperature=0, max_tokens=40)),
+            GenerationRequest(text="Two.", params=SamplingParams(seed=3, max_tokens=25, logprobs=2)),
+            GenerationRequest(text="Two.", params=SamplingParams(temperature=0, max_tokens=60, stop=stop)),
+            GenerationRequest(
+                text="Describe it.", params=SamplingParams(seed=5, max_tokens=800), constraint=Constraint("json", ITEM)
+            ),
+        ]
+        generations = [engine.submit(each) for each in asked]
+        results = [free, *(generation.result() for generation in generations)]
+        answers.append([(each.token_ids, each.text, each.finish_reason, each.logprobs) for each in results])
+        monkeypatch.setattr(KernelCompute, "runner", elsewhere)
+        assert (where == "elsewhere") == any(runner.num_ahead > 20 for runner in runners)
+    assert answers[0] == answers[1]

@@ -117,14 +117,14 @@ class ModelRunner:
         self._model = loaded.model
         self._arena = arena
         self._row_multiple = loaded.row_multiple
-        self._by = loaded.compute
+        self._compute = loaded.compute
         self._paged = loaded.compute.attention(arena)
         self._device = torch.device(loaded.device)
 
     @property
     def computes_ahead(self) -> bool:
         """As `Runner.computes_ahead`. Not with recurrent states, which are written once a step was waited for."""
-        return self._by.computes_ahead and not self._arena.layout.states
+        return self._compute.computes_ahead and not self._arena.layout.states
 
     def launch_after(self, steps: Sequence[SequenceStep], drawing: Drawing, places: Sequence[int]) -> LaunchedStep:
         """As `Runner.launch_after`."""
@@ -161,7 +161,7 @@ class ModelRunner:
 
     def rest(self) -> None:
         """As `Compute.rest`."""
-        self._by.rest()
+        self._compute.rest()
 
 
 def _failed_steps(steps: Sequence[SequenceStep], failed_spans: Collection[int], largest: np.ndarray) -> frozenset[int]:
