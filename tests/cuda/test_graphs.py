@@ -94,6 +94,20 @@ def test_a_recorded_step_computes_others_of_its_bucket(kind: str) -> None:
         assert (wanted != got).mean() < 1e-3
 
 
+def test_ids_that_the_device_has_drawn_take_the_place_of_those_of_a_step() -> None:
+    recorder, ids = Counted(), random_ids(9)
+    plain, graphed = benches("llama", recorder)
+    for bench in (plain, graphed):
+        for token in ids[:3]:
+            bench.forward(("a", [token]), ("b", [token]))
+    steps = [[bench.step(name, [7]) for name in "ab"] for bench in (plain, graphed)]
+    drawn = torch.tensor(ids[3:5], device=DEVICE)
+    wanted, got = (bench.runner.launch(own, drawn).logits for bench, own in zip((plain, graphed), steps, strict=True))
+    assert relative_error(got, wanted) < 2e-5 and recorder.launched == 2
+    (other,) = plain.forward(("c", [7]))
+    assert relative_error(other[:1], wanted[:1]) > 0.1
+
+
 def test_rows_that_are_not_finite_fail_in_a_graph_too() -> None:
     recorder = Counted()
     loaded, ids = loaded_model("llama"), random_ids(20)

@@ -104,6 +104,13 @@ CARDS = (
         f"{GRAPHS}::test_rows_that_are_not_finite_fail_in_a_graph_too",
     ),
     one(
+        "graphs: ids that were drawn are not those of the next step",
+        "compute/cuda/graphs.py",
+        "        if drawn is not None:\n            self.sheet",
+        "        if False:\n            self.sheet",
+        f"{GRAPHS}::test_ids_that_the_device_has_drawn_take_the_place_of_those_of_a_step",
+    ),
+    one(
         "graphs: tables that a graph does not read",
         "compute/cuda/attention.py",
         "            if self._is_given and self._plan is plan:\n",

@@ -72,8 +72,8 @@ class Graph:
     outputs: Outputs
 
     def run(self, tables: Tables, drawn: torch.Tensor | None) -> Outputs:
-        """Launch it for other tables, with `drawn` ids in place of the first ones; copies of the results, which the next
-        launch overwrites."""
+        """Launch it for other tables, with `drawn` ids in place of the first ones; copies of the results, which the
+        next launch overwrites."""
         self.sheet.send(tables)
         if drawn is not None:
             self.sheet["ids",][: len(drawn)].copy_(drawn)
