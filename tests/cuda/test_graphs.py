@@ -192,3 +192,12 @@ def test_work_of_many_items_is_split_between_launches(monkeypatch: pytest.Monkey
         for first, count, inside, row in own.tolist():
             found = items[first : first + count]
             assert count == 0 or ((found[:, 1] + inside == row).all() and inside < found[0, 2])
+
+
+def test_a_thread_that_computes_launches_on_the_card_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, used = loaded_model("llama"), list[torch.device]()
+    monkeypatch.setattr("rekindle.compute.cuda.runner.use", used.append)
+    bench = Bench(loaded)
+    bench.runner = loaded.compute.runner(loaded, bench.arena)
+    bench.forward(("a", random_ids(2)))
+    assert used == [torch.device(DEVICE.type)]

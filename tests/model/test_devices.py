@@ -54,6 +54,15 @@ def test_auto_takes_a_card_on_which_kernels_of_ours_run() -> None:
     assert CARD.notes == ("device: cuda, by torch",)
 
 
+def test_a_thread_that_loads_launches_on_the_card_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current one."""
+    used = list[torch.device]()
+    monkeypatch.setattr(devices, "kernels_on", lambda device: RUNS)
+    monkeypatch.setattr("torch.cuda.set_device", used.append)
+    found = devices.named_device(ModelSettings(device="cuda:1"))
+    assert (found.device, found.compute, used) == ("cuda:1", RUNS, [torch.device("cuda:1")])
+
+
 def test_what_keeps_a_card_from_computing_is_said_in_one_line() -> None:
     found = devices.choose(ModelSettings(), "its driver is too old")
     assert found.device == "cpu"

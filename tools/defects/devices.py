@@ -8,6 +8,13 @@ CHOICE = "tests/model/test_devices.py"
 
 DEVICES = (
     one(
+        "kernels are launched on the first card, whichever is named",
+        "compute/cuda/runner.py",
+        "        use(self._device)\n",
+        "",
+        "tests/cuda/test_graphs.py::test_a_thread_that_computes_launches_on_the_card_of_its_model",
+    ),
+    one(
         "hot KV takes what weights have of a card",
         "model/device.py",
         " - used - step",

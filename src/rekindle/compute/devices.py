@@ -19,6 +19,8 @@ from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.packer import Packer
 from rekindle.compute.cpu.weights import Weights
+from rekindle.compute.cuda.compute import triton_compute
+from rekindle.compute.cuda.runner import use
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, first_line
 from rekindle.model.device import Memory
@@ -107,6 +109,7 @@ def named_device(settings: ModelSettings) -> Chosen:
     kernels, device = choose_kernels(settings, settings.device), torch.device(settings.device)
     found: PackingCompute | str = kernels_on(device) if device.type == CARD and settings.kernels == "auto" else ""
     if not isinstance(found, str):
+        use(device)
         return Chosen(settings.device, found, kernels)
     if device.type != "cpu" and settings.weights in ("int8", "int4"):
         why = found or f"what computes on {settings.device} is torch"
@@ -135,8 +138,6 @@ def is_card_seen(driver: Path = DRIVER, path: str | None = None) -> bool:
 @cache
 def kernels_on(device: torch.device) -> PackingCompute | str:
     """What computes on a card by kernels of ours; a reason where there is nothing."""
-    from rekindle.compute.cuda.compute import triton_compute
-
     return triton_compute(device)
 
 

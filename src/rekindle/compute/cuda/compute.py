@@ -10,6 +10,7 @@ import torch
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.cpu.compute import TorchCompute
 from rekindle.compute.cpu.packer import Packer
+from rekindle.compute.cuda.runner import CardRunner, use
 from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
@@ -74,11 +75,9 @@ class TritonCompute(TorchCompute):
         from rekindle.compute.cuda.graphs import CudaGraphs, GraphRunner, can_be_recorded
 
         on_card = torch.device(loaded.device).type == "cuda"  # else in Triton's interpreter
-        return (
-            GraphRunner(loaded, arena, CudaGraphs())
-            if on_card and can_be_recorded(loaded)
-            else ModelRunner(loaded, arena)
-        )
+        if on_card and can_be_recorded(loaded):
+            return GraphRunner(loaded, arena, CudaGraphs())
+        return CardRunner(loaded, arena)
 
     def fuse(self, loaded: LoadedModel) -> int:
         """As `Compute.fuse`."""
@@ -101,6 +100,7 @@ def triton_compute(device: torch.device) -> TritonCompute | str:
         import triton
     except ModuleNotFoundError:
         return "Triton is missing: pip install triton"
+    use(device)
     try:
         different = first_difference(device)
     except Exception as error:  # Border: a compiler or driver that cannot run them

@@ -21,6 +21,7 @@ import torch
 from rekindle.compute.cuda.attention import TritonAttention
 from rekindle.compute.cuda.places import DTYPES
 from rekindle.compute.cuda.prompts import MOST_ROWS
+from rekindle.compute.cuda.runner import CardRunner
 from rekindle.compute.cuda.tables import Name, Sheet, Tables
 from rekindle.compute.cuda.work import FIELDS
 from rekindle.errors import first_line
@@ -30,7 +31,7 @@ from rekindle.kv.step_layout import StepLayout
 from rekindle.model.adapter import run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.loaded import LoadedModel
-from rekindle.model.runner import ModelRunner, PagedStep
+from rekindle.model.runner import PagedStep
 
 log = logging.getLogger(__name__)
 LEAST_BUCKET = 4  # rows; torch multiplies fewer by other kernels
@@ -82,8 +83,8 @@ class Graph:
         return worst.clone(), logits.clone()
 
 
-class GraphRunner(ModelRunner):
-    """A `ModelRunner` that launches steps of few rows as graphs, for models that `can_be_recorded`."""
+class GraphRunner(CardRunner):
+    """A `CardRunner` that launches steps of few rows as graphs, for models that `can_be_recorded`."""
 
     def __init__(self, loaded: LoadedModel, arena: KVArena, recorder: Recorder) -> None:
         super().__init__(loaded, arena)
