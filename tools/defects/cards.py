@@ -14,7 +14,6 @@ SAME = f"{PRODUCTS}::test_products_are_the_processors_to_the_bit"
 BYTES = f"{TESTS}::test_kernels_write_the_bytes_that_torch_writes"
 ROWS, DECODER = (f"tests/cuda/test_{name}.py" for name in ("rows", "decoder"))
 SUMS, GATES = f"{ROWS}::test_rows_are_summed_and_normed", f"{ROWS}::test_rows_are_gated"
-HEADS = "tests/cuda/test_placing.py::test_heads_are_normed_rotated_and_stored"
 PACKED = f"{DECODER}::test_products_of_packed_weights_with_the_same_rows_have_their_bits"
 OUTPUTS = f"{DECODER}::test_layers_give_what_their_own_code_gives"
 
@@ -241,21 +240,21 @@ CARDS = (
         "compute/cuda/placing.py",
         "tl.where(is_first, along - across, along + across)",
         "tl.where(is_first, along + across, along - across)",
-        HEADS,
+        f"{OUTPUTS}[llama]",
     ),
     one(
         "card: dimensions that are not rotated lost",
         "compute/cuda/placing.py",
         "tl.where(is_rotated, turned, own)",
         "turned",
-        HEADS,
+        f"{OUTPUTS}[glm4-moe]",
     ),
     one(
         "card: norms of q taken for those of k",
         "compute/cuda/placing.py",
         "cos, sin, k_norm, TURN.k_rounding",
         "cos, sin, q_norm, TURN.q_rounding",
-        HEADS,
+        f"{OUTPUTS}[qwen3]",
     ),
     one(
         "card: norms of what attention gives left out",
