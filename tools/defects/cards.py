@@ -84,8 +84,8 @@ CARDS = (
     one(
         "graphs: the tables of the step that was recorded",
         "compute/cuda/graphs.py",
-        "        self.sheet.send(tables)\n        self.launch()",
-        "        self.launch()",
+        "        self.sheet.send(tables)\n        if drawn",
+        "        if drawn",
         RECORDED,
     ),
     one(
