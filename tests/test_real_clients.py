@@ -12,7 +12,7 @@ import torch
 
 from rekindle.model.adjustments import History
 from rekindle.model.params import SamplingParams
-from rekindle.model.sampler import SamplerState
+from rekindle.model.sampler import Draw, SamplerState
 from rekindle.text.replies import find_reply_format
 from rekindle.text.replies.events import ArgumentsDelta, CallStart
 from tests.text.families import encoder_for
@@ -90,7 +90,9 @@ def test_what_a_constraint_forbids_is_not_said(tmp_path: Path) -> None:
             logits = torch.randn(1, tokenizer.get_vocab_size())
             logits[0, tokenizer.encode(forbidden).ids[0]] = -math.inf
             ids = [np.array(each, dtype=np.uint32) for each in (tokenizer.encode(prompt).ids, reply)]
-            reply += sampler(logits, [state], [History(*ids)])
+            (drawn,) = sampler(logits, [Draw(0, state, History(*ids))]).results()
+            assert drawn is not None
+            reply.append(drawn.token)
         return str(tokenizer.decode(reply[:-1]))
 
     assert said(forbidden="{") == PROSE

@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 from rekindle.cli import main as rekindle
 from rekindle.model import runner
 from rekindle.model.adjustments import History
-from rekindle.model.sampler import SamplerState, sample
+from rekindle.model.drawing import Drawing
+from rekindle.model.sampler import Draw
 from tools.real_clients.script import END, Asked, answer
 
 ABOVE = 1000.0
@@ -35,7 +36,7 @@ CLOSING = (END, '"', "}", "]")  # what ends a JSON value, or opens a key or a st
 
 
 class ScriptedSampler:
-    """Samples as the product does, after raising the score of the script's next token."""
+    """Draws as the product does, after raising the score of the script's next token."""
 
     def __init__(self, script: dict[str, Any], tokenizer: Tokenizer, asked: Path) -> None:
         self._script, self._tokenizer, self._log = script, tokenizer, asked
@@ -43,20 +44,22 @@ class ScriptedSampler:
         self._replies: OrderedDict[bytes, Asked] = OrderedDict()
         self._closing = [tokenizer.encode(sign).ids[0] for sign in CLOSING]
 
-    def __call__(
-        self, logits: torch.Tensor, states: Sequence[SamplerState], histories: Sequence[History] | None = None
-    ) -> list[int]:
-        """Return the next id of each row of `logits` [rows, vocab]."""
+    def __call__(self, logits: torch.Tensor, draws: Sequence[Draw], **others: Any) -> Drawing:
+        """Draw from `logits` [rows, vocab], as `Drawing`."""
         logits = logits.clone()
-        for row, history in enumerate(histories or ()):
-            wanted = self._next(history, logits[row])
+        for draw in draws:
+            allowed = torch.isfinite(logits[draw.row])
+            if draw.mask is not None:
+                size = min(len(draw.mask), len(allowed))
+                allowed[:size] &= torch.from_numpy(draw.mask[:size])
+                allowed[size:] = False
+            wanted = self._next(draw.history, allowed)
             if wanted is not None:
-                logits[row, wanted] = logits[row].max() + ABOVE
-        return sample(logits, states, histories)
+                logits[draw.row, wanted] = logits[draw.row].max() + ABOVE
+        return Drawing(logits, draws, **others)
 
-    def _next(self, history: History, scores: torch.Tensor) -> int | None:
+    def _next(self, history: History, allowed: torch.Tensor) -> int | None:
         """Return the id that the script wants next; None if it wants none."""
-        allowed = torch.isfinite(scores)
         for token in (*self._continued(self._reply(history).texts, history.reply.tolist()), *self._closing):
             if allowed[token]:
                 return token
@@ -104,7 +107,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
     sampler = ScriptedSampler(json.loads(given.script.read_text("utf-8")), tokenizer, given.asked)
     sys.argv = [sys.argv[0], *others, "--model", str(given.model)]
-    with patch.object(runner, "sample", sampler):
+    with patch.object(runner, "Drawing", sampler):
         rekindle()
 
 

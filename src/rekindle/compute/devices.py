@@ -69,6 +69,8 @@ class Chosen:
     def named(self, settings: ModelSettings) -> ModelSettings:
         """Settings that name this device, and the form of weights."""
         weights = self.weights if settings.weights == "auto" else settings.weights
+        if (self.device, weights) == (settings.device, settings.weights):
+            return settings
         return replace(settings, device=self.device, weights=weights)
 
     @property

@@ -104,7 +104,9 @@ def load_weights(
     codes in a GGUF file gets placeholders, to be packed. More than `most_bytes` are refused before they are read.
     `held`: the device that they are loaded to, unless it is that of the settings, where the model computes.
     """
-    computes_on, settings = settings.device, replace(settings, device=held or settings.device)
+    computes_on = settings.device
+    if held is not None and held != computes_on:
+        settings = replace(settings, device=held)
     files, adapters = checkpoint.weight_files(directory), checkpoint.adapter_files(directory)
     if adapters and importlib.util.find_spec("peft") is None:
         raise ModelRefused(f"{directory} holds a PEFT adapter: merge it into the weights, or install peft")
