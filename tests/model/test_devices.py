@@ -54,13 +54,16 @@ def test_auto_takes_a_card_on_which_kernels_of_ours_run() -> None:
     assert CARD.notes == ("device: cuda, by torch",)
 
 
-def test_a_thread_that_loads_launches_on_the_card_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton launches on the current one."""
-    used = list[torch.device]()
+@pytest.mark.parametrize(("name", "card"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_thread_that_loads_launches_on_the_card_that_is_named(
+    name: str, card: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches on the current one; torch makes no card the current one whose number it is not told."""
+    used = list[int]()
     monkeypatch.setattr(devices, "kernels_on", lambda device: RUNS)
-    monkeypatch.setattr("torch.cuda.set_device", used.append)
-    found = devices.named_device(ModelSettings(device="cuda:1"))
-    assert (found.device, found.compute, used) == ("cuda:1", RUNS, [torch.device("cuda:1")])
+    monkeypatch.setattr("torch._C._cuda_setDevice", used.append, raising=False)
+    found = devices.named_device(ModelSettings(device=name))
+    assert (found.device, found.compute, used) == (name, RUNS, [card])
 
 
 def test_what_keeps_a_card_from_computing_is_said_in_one_line() -> None:

@@ -20,6 +20,9 @@ class CardRunner(ModelRunner):
 
 
 def use(device: torch.device) -> None:
-    """Let the calling thread launch on this device: Triton launches on the thread's card, whatever it is given."""
+    """Let the calling thread launch on this device: Triton launches on the thread's card, whatever it is given.
+
+    A card without a number is the first one, and then what torch takes it for, too.
+    """
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
