@@ -61,7 +61,7 @@ def test_a_thread_that_loads_launches_on_the_card_that_is_named(
     """Triton launches on the current one; torch makes no card the current one whose number it is not told."""
     used = list[int]()
     monkeypatch.setattr(devices, "kernels_on", lambda device: RUNS)
-    monkeypatch.setattr("torch._C._cuda_setDevice", used.append, raising=False)
+    monkeypatch.setattr("torch.cuda.set_device", used.append)
     found = devices.named_device(ModelSettings(device=name))
     assert (found.device, found.compute, used) == (name, RUNS, [card])
 

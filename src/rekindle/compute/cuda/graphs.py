@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LEAST_BUCKET = 4  # rows; torch multiplies fewer by other kernels
 LEAST_BLOCKS, LEAST_ITEMS = 1024, 64  # that there is room for
 MOST_GRAPHS = 48
-MOST_FAILURES = 3  # of recording: a kernel that had to be compiled for it is there at the next try
+MOST_FAILURES = 3  # of recording: there may be memory for it at the next try
 INPUTS: tuple[Name, ...] = (("ids",), ("positions",), ("logit rows",))
 Outputs = tuple[torch.Tensor, torch.Tensor]  # the largest magnitude in each row's K and V; logits
 
@@ -50,18 +50,40 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """Records CUDA's graphs, which share memory: the results of one are lost when another one runs."""
+    """Records CUDA's graphs of one card, which share memory: the results of one are lost when another one runs."""
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def record(self, function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-        """As `Recorder.record`. Other threads may use the card meanwhile."""
+        """As `Recorder.record`. Other threads may use the card meanwhile.
+
+        Relaxed: kernels may be loaded. Triton never loads one again that it could not load once.
+        """
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            found = function()
+        self._stream = self._stream or torch.cuda.Stream()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="relaxed"):
+                found = function()
+        except BaseException:
+            torch.cuda.set_stream(before)
+            pool, self._pool = self._pool, None
+            end_recording(pool)
+            raise
         return graph.replay, found
+
+
+def end_recording(pool: Any) -> None:
+    """End what torch leaves under way where a recording cannot be ended: the card's memory would stay the pool's, no
+    other recording could have it, and unused memory would not be given back when there is too little."""
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return  # torch ended it
+    torch._C._cuda_releasePool(device, pool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rekindle.kv.step_layout import SequenceSpan, StepLayout
 FIELDS = 6  # of a work item: table, first row, number of rows, position of the first row, first token, end
 PIECE_FIELDS = 4  # of a row: its first item, the number of its items, its place among their rows, its place in the step
 LEAST_FOLDED, MOST_FOLDED = 16, 32  # rows times query heads of a K/V head that a program computes together
-MOST_ITEMS = 2048  # of a launch, unless one tile has more: each has partial sums in memory, up to 0.26 MB of 8 heads of 256
+MOST_ITEMS = 2048  # of a launch, unless one tile has more: partial sums of each take up to 0.26 MB
 LIMITS = np.array([1024, 8192, 16384, 65536])  # rows before these positions have pieces of so many tokens
 PIECES = np.array([64, 128, 256, 512, 1024])
 
