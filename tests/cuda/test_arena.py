@@ -6,7 +6,7 @@ for what.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,14 +105,20 @@ def test_what_is_loaded_is_there_and_nothing_else_is_changed() -> None:
     assert all(torch.equal(part.cpu(), wanted) for part, wanted in zip(ours.parts, before, strict=True))
 
 
-def test_a_load_is_copied_after_what_was_wiped_before() -> None:
-    """A purge wipes the free blocks that the next load is read into."""
+def test_a_load_is_copied_after_what_was_saved_or_wiped_before() -> None:
+    """The block that is saved may be evicted for one that is loaded; a purge wipes those that the next load takes."""
     streams = InTurn()
     ours = arena(streams)
     ours.copy_in(parts_of(ours, [2]))
     changes: list[Any] = []
-    for change in (lambda: ours.wipe(2), lambda: ours.wipe(2, 3), lambda: ours.copy_tokens(0, 2, 5)):
+    changes_of_block: tuple[Callable[[], object], ...] = (
+        lambda: ours.copy_out(parts_of(ours, [2])),
+        lambda: ours.wipe(2),
+        lambda: ours.wipe(2, 3),
+        lambda: ours.copy_tokens(0, 2, 5),
+    )
+    for change in changes_of_block:
         change()
         changes.append(streams.points[-1])
         ours.copy_in(parts_of(ours, [2]))
-    assert streams.afters == [None, *changes] and len(set(map(id, changes))) == 3
+    assert streams.afters == [None, *changes] and len(set(map(id, changes))) == 4

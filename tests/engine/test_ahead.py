@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from rekindle import Constraint
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.engine.blocks.prefix_cache import Head
+from rekindle.engine.core.purge import HotPurge, wipe
 from rekindle.engine.request import Request, State
 from rekindle.engine.sequence import Sequence
 from rekindle.engine.types import GenerationRequest
 from rekindle.kv.arena import KVArena
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.params import SamplingParams
+from rekindle.store.commands import Purge
 from tests.engine.ahead_runner import RunnerElsewhere, StepElsewhere
 from tests.engine.conftest import Start
 from tests.engine.test_constrained import HELLO, ITEM
@@ -99,6 +102,21 @@ def test_blocks_are_released_once_the_step_ahead_has_ended(
     done, rest = rig.finish(first, other)
     assert done.finish_reason == ends and detached == [True, True]
     assert rest.token_ids == Rig(model).generate(PROMPTS[1], 20).token_ids and rig.pool.num_held == 0
+
+
+def test_a_purge_leaves_what_running_requests_have_stored(model: LoadedModel) -> None:
+    """It overwrites what is behind the stored tokens of their blocks, where a step ahead has written the next one."""
+    turn, rig = both(model)
+    request, nothing = rig.request(PROMPTS[0], 20), frozenset[BlockHash]()
+    while num_ahead(rig) < 3:
+        rig.step()
+    assert isinstance(rig.runner, RunnerElsewhere) and rig.runner.last is not None
+    rig.runner.last.wait()
+    wipe(rig.core, HotPurge(Purge("default", "somebody"), nothing, nothing, nothing))
+    (done,), tokens = rig.finish(request), turn.generate(PROMPTS[0], 20).token_ids
+    assert done.token_ids == tokens and num_ahead(rig) >= 15
+    stored = [each.stored(np.array([*PROMPTS[0], *tokens[:-1]], dtype=np.uint32)) for each in (turn, rig)]
+    assert stored[0] == stored[1]
 
 
 @pytest.mark.parametrize("failing", ["launch_after", "wait"])

@@ -147,9 +147,16 @@ CARDS = (
     one(
         "card: a load in no order with a purge",
         "compute/cuda/arena.py",
-        "own(after=self._changed)",
+        "own(after=self._used)",
         "own(after=None)",
-        "tests/cuda/test_arena.py::test_a_load_is_copied_after_what_was_wiped_before",
+        "tests/cuda/test_arena.py::test_a_load_is_copied_after_what_was_saved_or_wiped_before",
+    ),
+    one(
+        "card: a load in no order with a save",
+        "compute/cuda/arena.py",
+        "copied = self._used = ",
+        "copied = ",
+        "tests/cuda/test_arena.py::test_a_load_is_copied_after_what_was_saved_or_wiped_before",
     ),
     one(
         "card: weights rounded down",

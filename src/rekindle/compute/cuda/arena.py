@@ -4,8 +4,9 @@
     load   reader: pinned room ──▶ row, on a stream of its own, then waits
 
 Neither stops the engine's thread. What is launched after a save waits on the card until the row is copied, which takes
-a fiftieth of a millisecond for a block, so that nothing needs a second copy there. A load waits for what changed blocks
-outside of steps, as a purge does, and not for steps: they know nothing of a block that is being loaded.
+a fiftieth of a millisecond for a block, so that nothing needs a second copy there. A load waits for what was done to
+blocks outside of steps, as by a purge, or by a save of the block that was there before, which may come after a step.
+It does not wait for steps: they know nothing of a block that is being loaded.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class CardArena(KVArena):
     ) -> None:
         super().__init__(layout, num_blocks, device, windows)
         self._streams = streams
-        self._changed: Point | None = None  # where blocks were last changed outside of steps
+        self._used: Point | None = None  # where blocks were last read or changed outside of steps
 
     def copy_out(self, parts: Sequence[BlockPart]) -> Wait:
         """As `KVArena.copy_out`."""
@@ -91,7 +92,7 @@ class CardArena(KVArena):
         copies = [self._streams.pinned(each.payload.nbytes) for each in parts]
         for each, copy in zip(parts, copies, strict=True):
             copy.copy_(self.parts[each.part][self.row(each.part, each.block)], non_blocking=True)
-        copied = self._streams.point()
+        copied = self._used = self._streams.point()
 
         def wait() -> None:
             copied.synchronize()
@@ -109,16 +110,16 @@ class CardArena(KVArena):
     def copy_in(self, parts: Sequence[BlockPart]) -> None:
         """As `KVArena.copy_in`."""
         payloads = [on_host(each.payload) for each in parts]  # until all are copied
-        with self._streams.own(after=self._changed):
+        with self._streams.own(after=self._used):
             for each, payload in zip(parts, payloads, strict=True):
                 self.parts[each.part][self.row(each.part, each.block)].copy_(payload, non_blocking=True)
 
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
         """As `KVArena.copy_tokens`."""
         super().copy_tokens(source, target, num_tokens)
-        self._changed = self._streams.point()
+        self._used = self._streams.point()
 
     def wipe_row(self, part: int, row: int, first_token: int = 0) -> None:
         """As `KVArena.wipe_row`."""
         super().wipe_row(part, row, first_token)
-        self._changed = self._streams.point()
+        self._used = self._streams.point()

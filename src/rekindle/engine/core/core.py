@@ -190,7 +190,7 @@ class EngineCore:
             self._ahead = self._launched_after(launch)
             bad = launch.step.wait()
         except BaseException as error:
-            self._drop_ahead()
+            self.settle()
             # Border: any error of the model's code, panics of libraries included, ends one request, not the engine.
             if is_meant_for_thread(error):
                 raise
@@ -215,7 +215,7 @@ class EngineCore:
         self.speculation.observe(chunks, took)
         self._advance(launch, bad)
         if launch.drawing is not None and launch.drawing.is_redrawn:  # the step ahead has another token
-            self._drop_ahead()
+            self.settle()
 
     def _launched(self, chunks: Sequence[Chunk]) -> Launch:
         """Begin a step and the draws from it."""
@@ -284,7 +284,8 @@ class EngineCore:
             if is_meant_for_thread(error):
                 raise
 
-    def _drop_ahead(self) -> None:
+    def settle(self) -> None:
+        """Drop the step that was launched ahead, once it has ended: its rows are computed again."""
         self._end_ahead()
         self._ahead = None
 

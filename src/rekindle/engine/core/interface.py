@@ -55,6 +55,9 @@ class Core(Protocol):
     def step(self) -> None:
         """Do everything that can be done now."""
 
+    def settle(self) -> None:
+        """Let nothing be under way that writes to blocks before the next step."""
+
     def seconds_left(self) -> float | None:
         """Return in how many seconds a step is due even if nothing comes in; None if none is."""
 

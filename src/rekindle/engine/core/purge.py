@@ -82,6 +82,7 @@ def evict_hashes(pool: BlockPool, hashes: Collection[BlockHash]) -> None:
 
 
 def _overwrite(core: Core) -> int:
+    core.settle()  # a step that was launched ahead has written after the tokens that count as stored
     pool, arena = core.cache.pool, core.cache.arena
     free = pool.take_used_free()
     for block in free:

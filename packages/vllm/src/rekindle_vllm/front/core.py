@@ -220,6 +220,9 @@ class RemoteCore:
         sequence.num_computed = sequence.num_tokens
         self.cache.publish(sequence)
 
+    def settle(self) -> None:
+        """Nothing: the backend writes to blocks of its own."""
+
     def rest(self) -> None:
         """Nothing: the backend has the threads that compute."""
 
