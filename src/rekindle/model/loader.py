@@ -122,12 +122,7 @@ def load_weights(
     model, report = _loaded(None if state is not None else directory, config, {"dtype": dtype, **read}, form.method)
     if form.is_widened and isinstance(dtype, torch.dtype):
         _widen_halves(model, dtype)
-    if "device_map" not in read:
-        model.to(settings.device)
-    model.eval()
-    bnb_linears.avoid_unfit_kernels(model)
-    if computes_on == "cpu":
-        use_padded_experts(model)
+    _make_ready(model, None if "device_map" in read else settings.device, computes_on)
     notes += [*form.notes(), *check_loaded(model, report)]
     return Weights(
         model=model,
@@ -139,6 +134,16 @@ def load_weights(
         names=tuple(state or ()),
         grids={} if found is None else found.grids,
     )
+
+
+def _make_ready(model: Any, device: str | None, computes_on: str) -> None:
+    """Move a model to a device, if it is not there, and let it compute as it has to where it will."""
+    if device is not None:
+        model.to(device)
+    model.eval()
+    bnb_linears.avoid_unfit_kernels(model)
+    if computes_on == "cpu":
+        use_padded_experts(model)
 
 
 def _of_gguf(
