@@ -12,6 +12,7 @@ import torch
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import packed_weights
 from rekindle.compute.cuda.attention import TritonAttention
+from rekindle.compute.cuda.graphs import CudaGraphs
 from rekindle.compute.cuda.packing import RoundFormat, multiply, pack
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
@@ -164,3 +165,17 @@ def test_draws_do_not_wait_and_are_those_of_the_definition(vocab: int, are_round
         (alone,) = Drawing(there, [draw]).results()
         assert drawn is not None and alone is not None and drawn.token == alone.token
         assert drawn.token in row_tokens(logits, draw, within=3e-6)
+
+
+def test_what_no_graph_can_hold_leaves_the_card_as_it_was() -> None:
+    """The thread's stream, and the memory that others are recorded in."""
+    recorder, stream = CudaGraphs(), torch.cuda.current_stream()
+    x = torch.ones(8, device=DEVICE)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            recorder.record(lambda: (x + x.sum().item(), x))
+        assert torch.cuda.current_stream() == stream
+    launch, (found, _) = recorder.record(lambda: (x + 1, x))
+    x.fill_(2)
+    launch()
+    assert found.tolist() == [3] * 8 and torch.cuda.current_stream() == stream
