@@ -19,6 +19,7 @@ import torch
 
 from rekindle.kv.plan import ROW_MULTIPLE
 from rekindle.kv.step_layout import SequenceSpan
+from rekindle.model.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +87,7 @@ class ForwardBatch:
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Ids [1, rows], positions [1, rows] and the rows that become logits, on a device."""
-        rows = torch.from_numpy(np.stack((self.input_ids, self.position_ids))[:, None]).to(device)
+        ids, positions, logit_rows = to_device([self.input_ids, self.position_ids, self.logit_rows], device)
         if self.drawn is not None:
-            rows[0, 0, : len(self.drawn)] = self.drawn
-        return rows[0], rows[1], torch.from_numpy(self.logit_rows).to(device)
+            ids = torch.cat((self.drawn, ids[len(self.drawn) :]))
+        return ids[None], positions[None], logit_rows

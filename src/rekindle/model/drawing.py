@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rekindle.model.drawn_rows import drawn_rows, plain_rows
 from rekindle.model.row_scores import RowScores
-from rekindle.model.sampler import KINDS, Draw
+from rekindle.model.sampler import KINDS, Draw, Kind
 from rekindle.model.transfer import Readback, to_device
 
 # Numbers that are copied at once. On a CPU they stay in its cache; elsewhere this bounds memory, and one copy is usual.
@@ -47,7 +47,9 @@ class Drawing:
         self._logits, self._draws = logits, draws
         vocab = logits.shape[1]
         most = max(1, MOST_SCORES.get(logits.device.type, MOST_SCORES_ELSEWHERE) // vocab)
-        by_kind = {kind: [at for at, draw in enumerate(draws) if draw.kind(vocab) == kind] for kind in KINDS}
+        by_kind: dict[Kind, list[int]] = {kind: [] for kind in KINDS}
+        for at, draw in enumerate(draws):
+            by_kind[draw.kind(vocab)].append(at)
         plain, others = by_kind["plain"], [*by_kind["greedy"], *by_kind["rank"], *by_kind["id"]]
         copied = [others[first : first + most] for first in range(0, len(others), most)]
         self._parts = [drawn_rows(logits, [draws[at] for at in places], least=least) for places in copied]

@@ -23,7 +23,7 @@ from rekindle.compute.cuda.places import DTYPES
 from rekindle.compute.cuda.prompts import MOST_ROWS
 from rekindle.compute.cuda.runner import CardRunner
 from rekindle.compute.cuda.tables import Name, Sheet, Tables
-from rekindle.compute.cuda.work import FIELDS
+from rekindle.compute.cuda.work import FIELDS, PIECE_FIELDS
 from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
@@ -141,7 +141,7 @@ class GraphRunner(CardRunner):
         return self._step_type(self._paged, AttentionPlan(layout, self._device, worst)), logits
 
     def _recorded(self, sheet: Sheet, tables: Tables, layout: StepLayout) -> Graph | None:
-        """Record a step over this sheet; None, and nothing is recorded from then on, where that cannot be done."""
+        """Record a step over this sheet; None where that cannot be done."""
 
         def compute() -> Outputs:
             plan = AttentionPlan(layout, self._device)
@@ -179,7 +179,7 @@ def _room(name: Name, table: np.ndarray, num_rows: int) -> int:
         return max(LEAST_BLOCKS, _power_of_two(table.size))
     if name[0] == "items":
         return FIELDS * max(LEAST_ITEMS, _power_of_two(len(table)))
-    return 4 * num_rows if name[0] == "pieces" else table.size
+    return PIECE_FIELDS * num_rows if name[0] == "pieces" else table.size
 
 
 def _power_of_two(count: int) -> int:
