@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -24,7 +25,7 @@ from rekindle_lab.bench.memory import measured_peak
 from rekindle_lab.record import Measurement
 
 ARM = "transformers"
-NUM_STREAMS = (1, 4)
+MOST_STREAMS = 4  # on a CPU: every stream of a batch has its own copy of the context in 16 bits
 TIE = 2**-6  # of the largest logit: two steps of bf16
 
 
@@ -47,11 +48,17 @@ class Baseline:
     def __init__(self, model: Any) -> None:
         self._model = model
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        device: torch.device = self._model.device
+        return device
+
     def run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
         """Compute ids [batch, rows] on top of the cache; return the greedy next tokens [batch]."""
-        output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = self._model(input_ids=ids.to(self.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
         tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
-        return tokens
+        return tokens.cpu()  # which a card has computed then
 
     def cold(self, ids: torch.Tensor) -> Any:
         """Return a cache that holds the ids."""
@@ -69,6 +76,11 @@ class Baseline:
         assert not self._model.training
 
 
+def as_row(ids: np.ndarray) -> torch.Tensor:
+    """Ids [rows] as a batch of one, int64 [1, rows]."""
+    return torch.from_numpy(ids.astype(np.int64))[None]
+
+
 def seconds(work: Callable[[], object]) -> float:
     """Return how long the work took."""
     began = time.perf_counter()
@@ -79,9 +91,9 @@ def seconds(work: Callable[[], object]) -> float:
 def speed(job: Job) -> Iterator[Measurement]:
     """Measure cold, extension, the same prompt again, and decoding, on the ids of our arm's texts."""
     baseline, workload = Baseline(load(job)), workload_of(job)
-    base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
+    base = as_row(workload.ids(workload.base(0)))
     longer = workload.ids(workload.extended(workload.base(0), job.extension, 0))
-    extension = torch.tensor(longer[base.shape[1] :].astype("int64"))[None]
+    extension = as_row(longer[base.shape[1] :])
     with torch.inference_mode():
         baseline.cold(base[:, :WARM_UP_TOKENS])
         times = [seconds(lambda: baseline.cold(base)) for _ in range(job.repeats)]
@@ -91,7 +103,7 @@ def speed(job: Job) -> Iterator[Measurement]:
         yield Measurement("hot EXTEND", ARM, "s", tuple(times), {"computed_tokens": extension.shape[1]})
         times = [on_copy(without_last, lambda cache: baseline.run(base[:, -1:], cache)) for _ in range(job.repeats)]
         yield Measurement("hot EXACT", ARM, "s", tuple(times), {"computed_tokens": 1})
-        for count in NUM_STREAMS:
+        for count in (each for each in job.streams if baseline.device.type != "cpu" or each <= MOST_STREAMS):
             yield decode(job, baseline, full, base[0, -1:].expand(count))
 
 
@@ -121,7 +133,7 @@ def first_tokens(job: Job) -> Iterator[Measurement]:
     found = []
     with torch.inference_mode():
         for ids in checked_prompts(workload_of(job)):
-            logits = model(input_ids=torch.tensor(ids.astype("int64"))[None], logits_to_keep=1).logits[0, -1].float()
+            logits = model(input_ids=as_row(ids).to(model.device), logits_to_keep=1).logits[0, -1].float()
             most = logits.max()
             found.append(torch.nonzero(logits >= most - most.abs() * TIE).flatten().tolist())
     yield Measurement("first tokens", ARM, "tokens", (len(found),), {"tokens": found})
@@ -130,7 +142,7 @@ def first_tokens(job: Job) -> Iterator[Measurement]:
 def memory(job: Job) -> Iterator[Measurement]:
     """Measure peak memory of a cold prompt in one piece, above the loaded model's."""
     baseline, workload = Baseline(load(job)), workload_of(job)
-    base = torch.tensor(workload.ids(workload.base(0)).astype("int64"))[None]
+    base = as_row(workload.ids(workload.base(0)))
     with torch.inference_mode():
         baseline.cold(base[:, :WARM_UP_TOKENS])
         before, peak = measured_peak(lambda: baseline.cold(base))
