@@ -1,6 +1,6 @@
 """Kernels for cards, interpreted on a processor unless `make gpu` runs them on the card of this machine.
 
-`test_card.py` and `test_real_card.py` are collected there alone.
+`test_card.py` and `test_real_card.py` are collected there alone, `test_interpreted.py` on a processor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import pytest
 
 IS_INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
-collect_ignore = ["test_card.py", "test_real_card.py"] if IS_INTERPRETED else []
+collect_ignore = ["test_card.py", "test_real_card.py"] if IS_INTERPRETED else ["test_interpreted.py"]
 
 
 @pytest.fixture(autouse=IS_INTERPRETED)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,34 +151,6 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_before(
     told = [record.message for record in caplog.records if record.name.endswith("graphs")]
     assert refusing.recorder.launched == launched and len(told) == (times == 3)
     assert all(each.endswith("slower: RuntimeError: operation not permitted when stream is capturing") for each in told)
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="in place of a card")
-def test_a_recording_that_cannot_be_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch has it: where CUDA refuses to end one, torch restores no stream and goes on to record to the pool."""
-    ended, now, pools = list[object](), ["the thread's"], iter([(0, 1), (0, 2)])
-
-    @contextmanager
-    def record(graph: object, *, pool: object, stream: str, capture_error_mode: str) -> Iterator[None]:
-        now[0] = stream
-        try:
-            yield
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    monkeypatch.setattr("torch.cuda.graph", record)
-    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: SimpleNamespace(replay=None))
-    monkeypatch.setattr("torch.cuda.Stream", lambda: "one of its own")
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: next(pools))
-    monkeypatch.setattr("torch.cuda.current_stream", lambda: now[0])
-    monkeypatch.setattr("torch.cuda.set_stream", lambda stream: now.__setitem__(0, stream))
-    monkeypatch.setattr("rekindle.compute.cuda.graphs.end_recording", ended.append)
-    recorder = CudaGraphs()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="previous error"):
-            recorder.record(lambda: (torch.zeros(1), torch.zeros(1)))
-        assert now == ["the thread's"]
-    assert ended == [(0, 1), (0, 2)]
 
 
 def test_layers_may_not_attend_otherwise_while_a_step_is_recorded() -> None:

@@ -5,7 +5,6 @@ In the interpreter outputs are cut to bf16 where a card rounds them, so logits a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from rekindle.compute.cpu.compute import KernelCompute
-from rekindle.compute.cpu.kernels.library import KernelChoice
 from rekindle.compute.cpu.packed import PackedLinear, observed_linears, packed_weights
 from rekindle.compute.cpu.packer import KernelPacker, Packer
 from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice
 from rekindle.compute.cuda.packer import CardPacker
 from rekindle.compute.cuda.packing import CardWeights
-from rekindle.compute.devices import Chosen
-from rekindle.compute.load import load_model
-from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.geometry import probe
@@ -31,7 +25,7 @@ from tests.cuda.test_attention import DEVICE
 from tests.cuda.test_products import kernel, of_card, of_processor
 from tests.kernels.native import needs_kernels
 from tests.model.helpers import in_memory, random_ids, reference_logits
-from tests.tiny_models import tiny_model, tiny_model_dir
+from tests.tiny_models import tiny_model
 
 __all__ = ["kernel"]
 pytestmark = needs_kernels
@@ -79,29 +73,6 @@ def test_layers_are_those_of_the_processor(kind: str, weights: Weights, processo
             np.testing.assert_array_equal(one[width], other[width])
     ids = random_ids(20, high=96)
     assert float(row_errors(reference_logits(ours, ids).cpu(), reference_logits(theirs, ids)).mean()) < 0.1
-
-
-class Interpreted(KernelCompute):
-    """Computes by torch over what is packed for a card."""
-
-    __slots__ = ()
-
-    def packer(self, device: str) -> Packer:  # type: ignore[override]
-        return CARD
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="test_card.py loads the bundled model to the card itself")
-@pytest.mark.parametrize("weights", ["int8", "auto"])
-def test_a_model_is_loaded_packed_and_proved(weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows have the same bits on all paths, and nothing is written for the next start; `auto` looks before it packs."""
-    chosen = Chosen("cpu", Interpreted(None), KernelChoice(None))
-    monkeypatch.setattr("rekindle.compute.load.choose_device", lambda settings: chosen)
-    model = str(tiny_model_dir("llama", "bf16", tmp_path, num_hidden_layers=1))
-    settings = ModelSettings(model=model, device="cpu", weights=weights, map_weights="on", kv="q4h")
-    loaded = load_model(settings, block_tokens=16, max_context=256, format_map_dir=tmp_path)
-    notes = [note for note in loaded.notes if note.startswith("weights: ")]
-    assert loaded.promise == "bitwise" and ("KL 0.0" if weights == "auto" else "8 of 8 packed layers") in notes[0]
-    assert loaded.unsaved is None and not list(tmp_path.glob("packed-*"))
 
 
 def test_experts_stay_as_they_are() -> None:

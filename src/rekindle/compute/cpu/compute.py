@@ -16,7 +16,7 @@ from rekindle.compute.cpu.kernels.experts import ExpertsKernel
 from rekindle.compute.cpu.kernels.library import KernelLibrary
 from rekindle.compute.cpu.memory import memory_of
 from rekindle.compute.cpu.mixtures import fuse_experts
-from rekindle.compute.cpu.packer import KernelPacker
+from rekindle.compute.cpu.packer import KernelPacker, Packer
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.model.device import Memory
@@ -67,7 +67,7 @@ class KernelCompute(TorchCompute):
         """That of the library."""
         return None if self.library is None else self.library.digest
 
-    def packer(self, device: str) -> KernelPacker | None:
+    def packer(self, device: str) -> Packer | None:
         """What packs weights; None without a library, and so on other devices than the processor."""
         return None if self.library is None else KernelPacker.of(self.library)
 
