@@ -7,7 +7,7 @@ import sys
 
 IMPORTS = """
 import sys
-import rekindle.engine.api, rekindle_vllm.front.assembly, rekindle.server.app
+import rekindle.engine.api, rekindle_backends.assembly, rekindle.server.app
 assert not {"obstore", "cryptography"} & sys.modules.keys()
 """
 

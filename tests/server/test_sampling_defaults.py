@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from rekindle.cli.chat import EngineTalker, chat_loop
+from tests.backends.conftest import fronting
 from tests.server.conftest import Served
 from tests.server.scripted import serving
 from tests.sessions.http.coordinating import create
 from tests.tiny_models import tiny_model_dir
-from tests.vllm.front.conftest import fronting
 
 SAID = [{"role": "user", "content": "What did she say about the weather?"}]
 NUM_TOKENS = 12

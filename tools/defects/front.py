@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tools.defects.mutant import Edit, Mutant, one
 
-CALLS = "rekindle_vllm/front/calls.py"
-CORE = "rekindle_vllm/front/core.py"
-FRONT = "rekindle_vllm/front/assembly.py"
-CLIENT = "rekindle_vllm/front/client.py"
-KEEPER = "rekindle_vllm/front/keeper.py"
-PROCESS = "rekindle_vllm/front/process.py"
-SERVED = "rekindle_vllm/front/served.py"
-WIRE = "rekindle_vllm/front/wire.py"
+CALLS = "rekindle_backends/calls.py"
+CORE = "rekindle_backends/core.py"
+FRONT = "rekindle_backends/assembly.py"
+CLIENT = "rekindle_backends/client.py"
+KEEPER = "rekindle_backends/keeper.py"
+PROCESS = "rekindle_backends/process.py"
+SERVED = "rekindle_backends/served.py"
+WIRE = "rekindle_backends/wire.py"
 SETTINGS = "config/services.py"
-DIALECTS, FAILURES, MEMORY = (f"tests/vllm/front/test_{name}.py" for name in ("dialects", "failures", "memory"))
-OF_OWN, OF_SERVED, OF_WIRE = (f"tests/vllm/front/test_{name}.py" for name in ("own_vllm", "served", "wire"))
+DIALECTS, FAILURES, MEMORY = (f"tests/backends/test_{name}.py" for name in ("dialects", "failures", "memory"))
+OF_OWN, OF_SERVED, OF_WIRE = (f"tests/backends/test_{name}.py" for name in ("own_vllm", "served", "wire"))
 NOT_VLLM = f"{FAILURES}::test_what_a_server_is_sent_that_is_not_vllm"
 REFUSAL = f"{FAILURES}::test_a_refusal"
 

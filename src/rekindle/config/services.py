@@ -19,8 +19,8 @@ class BackendSettings:
     address: str | None = setting(
         None,
         "the server that computes: vllm=URL; vllm alone starts one; openai=URL is another that takes token ids",
-        detail="Needs the package `rekindle-vllm`. This server then loads no weights and keeps texts and agents. See "
-        "[vllm.md](vllm.md#the-front).",
+        detail="Needs the package `rekindle-backends`. This server then loads no weights and keeps texts and agents. "
+        "See [vllm.md](vllm.md#the-front).",
         unset="this process computes",
         name="backend",
     )

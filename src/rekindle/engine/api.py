@@ -344,8 +344,8 @@ def _front() -> Callable[..., Components]:
     found = extensions("rekindle.front")
     if not found:
         raise ConfigError(
-            "backend: letting another server compute needs the package rekindle-vllm: pip install 'rekindle[vllm]', or "
-            "rekindle-vllm alone if vLLM itself is not to run here"
+            "backend: letting another server compute needs the package rekindle-backends: pip install "
+            "'rekindle[backends]', or 'rekindle[vllm]' if vLLM itself is to run here"
         )
     build: Callable[..., Components] = load(found[0])
     return build

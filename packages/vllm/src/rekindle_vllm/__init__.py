@@ -1,4 +1,1 @@
-"""KV of another engine in our store: what it is called, its bytes as our records, when they are saved and loaded.
-
-In `front` it is the other way round: our engine, for which another server computes.
-"""
+"""KV of another engine in our store: what it is called, its bytes as our records, when they are saved and loaded."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.errors import BackendFailed, ConfigError
-from rekindle_vllm.front.client import Backend
-from rekindle_vllm.front.wire import COMPLETIONS, MODELS, TOKENIZE, error_text
+from rekindle_backends.client import Backend
+from rekindle_backends.wire import COMPLETIONS, MODELS, TOKENIZE, error_text
 
 # Words, digits, blanks, signs of several scripts: tokenizers that differ are unlikely to agree on all of it.
 PROBE = 'The quick  brown fox, 1234567 years\tago:\n\n  naïve café, Straße — 数字 и текст 🙂 \'ll <end> {"a": [0.5]}'

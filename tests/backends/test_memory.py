@@ -11,10 +11,10 @@ import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.store import admin
+from tests.backends.conftest import Pair, fronting
+from tests.backends.foreign import chunk, foreign, usage
 from tests.server.conftest import Served
 from tests.server.scripted import serving
-from tests.vllm.front.conftest import Pair, fronting
-from tests.vllm.front.foreign import chunk, foreign, usage
 
 LONG = "talk of the sea, the wind and the lamps " * 8
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rekindle.errors import BackendFailed
-from rekindle_vllm.front.wire import EventLines, Piece, ScoredToken, read_piece
+from rekindle_backends.wire import EventLines, Piece, ScoredToken, read_piece
 
 
 def test_events_do_not_depend_on_where_the_bytes_are_cut() -> None:

@@ -26,9 +26,9 @@ from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.types import FinishReason
 from rekindle.errors import BackendFailed, RekindleError
-from rekindle_vllm.front.calls import BackendCalls, scored
-from rekindle_vllm.front.client import Arrived, Backend
-from rekindle_vllm.front.wire import Piece
+from rekindle_backends.calls import BackendCalls, scored
+from rekindle_backends.client import Arrived, Backend
+from rekindle_backends.wire import Piece
 
 ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
 

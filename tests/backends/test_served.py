@@ -11,9 +11,9 @@ import pytest
 
 from rekindle.config.services import BackendSettings
 from rekindle.errors import ConfigError
-from rekindle_vllm.front.client import Address, Backend
-from rekindle_vllm.front.served import Served, check_tokens
-from tests.vllm.front.foreign import foreign
+from rekindle_backends.client import Address, Backend
+from rekindle_backends.served import Served, check_tokens
+from tests.backends.foreign import foreign
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 ADAPTER = {"id": "letters", "parent": "scripted"}

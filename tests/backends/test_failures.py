@@ -13,10 +13,10 @@ import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.harness.client import free_port
+from tests.backends.conftest import Pair, fronting
+from tests.backends.foreign import Foreign, chunk, foreign, usage
 from tests.server.conftest import Answer, Served
 from tests.server.scripted import serving
-from tests.vllm.front.conftest import Pair, fronting
-from tests.vllm.front.foreign import Foreign, chunk, foreign, usage
 
 SENT = set("model prompt stream stream_options return_token_ids max_tokens temperature top_p".split())
 SENT |= {"presence_penalty", "frequency_penalty"}

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import ConfigError, Unavailable
-from rekindle_vllm.front.client import Address, Arrived, Backend
-from rekindle_vllm.front.process import STEADY_S, OwnVllm, connector_config
+from rekindle_backends.client import Address, Arrived, Backend
+from rekindle_backends.process import STEADY_S, OwnVllm, connector_config
 from tests.needs import ROOT
 from tests.server.scripted import serving
 
@@ -30,7 +30,7 @@ PROGRAM = """#!{python}
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tests.vllm.front.foreign import chunk, foreign, usage
+from tests.backends.foreign import chunk, foreign, usage
 notes, gate = Path({notes!r}), Path({gate!r})
 child = subprocess.Popen(["sleep", "100"]) if "--child" in sys.argv else None
 with notes.open("a") as file:
@@ -46,7 +46,7 @@ with foreign(url="http://127.0.0.1:" + port, body=chunk([5], "length") + usage(3
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rekindle_vllm.front.process import OwnVllm
+from rekindle_backends.process import OwnVllm
 OwnVllm(Path("model"), "name", flags=(), records=None).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """

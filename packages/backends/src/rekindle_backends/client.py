@@ -20,8 +20,8 @@ import httpx
 
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.worker import Worker, described
-from rekindle_vllm.front.process import OwnVllm
-from rekindle_vllm.front.wire import (
+from rekindle_backends.process import OwnVllm
+from rekindle_backends.wire import (
     COMPLETIONS,
     MODELS,
     MOST_BODY_BYTES,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.backends.conftest import Pair, fronting
 from tests.server.conftest import Served
 from tests.server.scripted import serving
-from tests.vllm.front.conftest import Pair, fronting
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
 VOLATILE = {"id", "created", "created_at", "completed_at", "rekindle", "system_fingerprint", "usage", "total_duration"}

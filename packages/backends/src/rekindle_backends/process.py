@@ -30,7 +30,7 @@ import httpx
 
 from rekindle.errors import ConfigError, Overloaded, RekindleError, Unavailable
 from rekindle.worker import Worker
-from rekindle_vllm.front.keeper import OF_SIGNALS
+from rekindle_backends.keeper import OF_SIGNALS
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -112,7 +112,7 @@ class OwnVllm:
             if self._stopping.is_set():
                 return False
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "rekindle_vllm.front.keeper", *self._command],
+                [sys.executable, "-m", "rekindle_backends.keeper", *self._command],
                 stdin=subprocess.PIPE,
                 stdout=2,  # where our own log goes
                 start_new_session=True,  # a Ctrl-C in a terminal is for us: we end it

@@ -15,7 +15,7 @@ from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import PARAMETERS, SamplingParams
 from rekindle.text.constraints.grammar import arguments_of
 from rekindle.text.constraints.types import Constraint
-from rekindle_vllm.front.wire import ScoredToken, completion_body
+from rekindle_backends.wire import ScoredToken, completion_body
 
 NEUTRAL = SamplingParams()
 TRANSLATED = frozenset({"max_tokens", "seed", "stop", "logit_bias", "logprobs", "prompt_logprobs"})

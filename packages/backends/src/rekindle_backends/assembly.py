@@ -29,12 +29,12 @@ from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout, LayerSpec, ModelFacts, ModelSpec
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends
-from rekindle_vllm.front.calls import BackendCalls
-from rekindle_vllm.front.client import Address, Backend
-from rekindle_vllm.front.constraints import BackendConstraints
-from rekindle_vllm.front.core import RemoteCore
-from rekindle_vllm.front.process import OwnVllm
-from rekindle_vllm.front.served import Served, check_tokens
+from rekindle_backends.calls import BackendCalls
+from rekindle_backends.client import Address, Backend
+from rekindle_backends.constraints import BackendConstraints
+from rekindle_backends.core import RemoteCore
+from rekindle_backends.process import OwnVllm
+from rekindle_backends.served import Served, check_tokens
 
 NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
 TEXT_VERSION = 1
