@@ -11,8 +11,8 @@ LAUNCHED = (
     one(
         "blocks released that a step ahead writes to",
         "engine/core/core.py",
-        "settle=lambda request, keep: self._end_ahead(),",
-        "",
+        "        self._end_ahead()\n        return self.cache.end(",
+        "        return self.cache.end(",
         f"{AHEAD}::test_blocks_are_released_once_the_step_ahead_has_ended",
     ),
     one(

@@ -85,7 +85,7 @@ FRONTS: tuple[Mutant, ...] = (
     one(
         "a front that counts reuse of a prompt twice",
         CORE,
-        "        self._reused_tokens -= sequence.hot_tokens\n",
+        "        self._reused_tokens -= sequence.reused_tokens\n",
         "",
         f"{FAILURES}::test_counts_of_reuse_are_those_of_the_last_chunk_and_of_the_prompt",
     ),

@@ -188,8 +188,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "windows of cancelled prompts saved",
         "engine/core/sampling.py",
-        "is_remembered=is_turn and keep and len(ids) > 0)",
-        "is_remembered=is_turn)",
+        "self._end_sequence(request, is_turn and keep)",
+        "self._end_sequence(request, is_turn)",
         RESUMED,
     ),
     one(

@@ -151,7 +151,7 @@ class AgentAdmin:
             self._run(lambda core: _save_branches(core, unsaved))
 
     def _evict(self, core: Core, branches: Sequence[Branch]) -> int:
-        evict_hashes(core.cache.pool, core.background.forget(*self._key))  # it would keep its ancestors in memory
+        evict_hashes(core.cache.pool, core.forget(*self._key))  # it would keep its ancestors in memory
         known = [branch for branch in branches if isinstance(branch, KnownBranch)]
         return sum(core.cache.evict_chain(branch.root, branch.ids, branch.hashes) for branch in known)
 
@@ -341,4 +341,4 @@ def _save_branches(core: Core, branches: Sequence[Branch]) -> None:
         if isinstance(branch, KnownBranch):
             core.cache.save_again(branch.root, branch.ids, branch.hashes, branch.head)
             for record in to_save([branch], core.cache.pool.block_tokens):
-                core.cache.saving.add(record)
+                core.save(record)

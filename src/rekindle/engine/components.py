@@ -128,7 +128,7 @@ class Components:
         except Unavailable:
             handed_over = False
         try:
-            while self.loop.call(lambda core: len(core.cache.saving)).result(_left(deadline)):
+            while self.loop.call(lambda core: core.hand_over()).result(_left(deadline)):
                 time.sleep(0.001)
         except Unavailable:
             handed_over = False

@@ -154,3 +154,20 @@ class Sequence:
     def parent_of(self, index: int) -> BlockHash:
         """Return the hash of the block before `index`; the root for the first."""
         return self.hash_at(index - 1) if index else self.root
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The block a sequence ends in, full, tail or longer than the sequence, and how much of the sequence it covers."""
+
+    hash: BlockHash
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """What is stored of a sequence that ended: its ids (uint32), the hashes of its full blocks, and its head."""
+
+    ids: np.ndarray
+    hashes: tuple[BlockHash, ...]
+    head: Head

@@ -33,6 +33,7 @@ from rekindle_backends.calls import BackendCalls
 from rekindle_backends.client import Address, Backend
 from rekindle_backends.constraints import BackendConstraints
 from rekindle_backends.core import RemoteCore
+from rekindle_backends.memory import TextMemory
 from rekindle_backends.process import OwnVllm
 from rekindle_backends.served import Served, check_tokens
 
@@ -111,6 +112,7 @@ def _computing(
             backend=backend,
             calls=BackendCalls(kind, served.name, parts.cache.secret),
             cache=parts.cache,
+            memory=TextMemory(parts.cache),
             scheduler=Scheduler(settings.engine, parts.costs, max_chunk_tokens=1),
             vocab_size=spec.vocab_size,
             min_reuse_tokens=settings.cache.min_reuse_tokens,

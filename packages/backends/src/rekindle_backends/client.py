@@ -8,10 +8,11 @@ on this thread: pieces, then `None` at its end or the error that ended it. Nothi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,6 +50,35 @@ class Address:
     url: str
     key: str | None
     silence_s: float
+
+
+class Call:
+    """A coroutine on a loop's thread that any thread may cancel; `left` is called there once it has ended, however.
+
+    A coroutine that is cancelled before its first step runs none of its own code, so it cannot say that it has ended.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], left: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._work = work
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(lambda task: self._left())
+
+    def cancel(self) -> None:
+        """Cancel what has not ended; a loop that is closed has cancelled everything."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class Backend:
@@ -98,33 +128,56 @@ class Backend:
         For a start: requests for replies go through `submit`.
         """
 
-        async def send() -> tuple[int, Any]:
-            assert self._client is not None
-            try:
-                async with asyncio.timeout(ASK_S):
-                    answer = self._client.stream(method, path, json=body, timeout=ASK_S)
-                    async with answer as response:
-                        return response.status_code, parsed(await _whole(response))
-            except (httpx.HTTPError, TimeoutError) as error:
-                raise BackendFailed(f"no server answers at {self.url}: {_reason(error)}; start it first") from error
+        try:
+            return self.run(self.fetch(method, path, body)).result()
+        except BackendFailed as error:
+            raise BackendFailed(f"{error}; start it first") from error
 
-        return self._future(send()).result()
+    async def fetch(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = ASK_S
+    ) -> tuple[int, Any]:
+        """As `ask`, on our thread: see `run`."""
+        assert self._client is not None
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._client.stream(method, path, json=body, timeout=timeout_s) as response,
+            ):
+                return response.status_code, parsed(await _whole(response))
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise BackendFailed(f"no server answers at {self.url}: {_reason(error)}") from error
 
     def submit(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], emit: Callable[[Arrived], None]
-    ) -> Future[None]:
-        """Ask for a completion as a stream; cancelling what is returned closes its connection."""
-        return self._future(self._complete(body, headers, emit))
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        emit: Callable[[Arrived], None],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        left: Callable[[], None] = lambda: None,
+    ) -> Call:
+        """Ask for a completion as a stream; cancelling what is returned closes its connection.
 
-    def watch(self, differs: Callable[[Any], str | None], *, every_s: float = LOOK_EVERY_S) -> None:
-        """Look at the list of models every few seconds; `differs` says what is wrong with it, or None."""
-        self._looks = self._future(self._look(differs, every_s))
+        `prepare` is awaited before it is sent; `left` is called once nothing of it is under way, however it ended.
+        """
 
-    def _future(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        work = self._complete(body, headers, emit, prepare)
+        self._check_open(work)
+        return Call(self._loop, work, left)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on our thread; RequestFailed if that has ended."""
+        self._check_open(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if not self.worker.is_alive:
             work.close()
             raise RequestFailed("the connection to the backend was closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def watch(self, differs: Callable[[Any], str | None], *, every_s: float = LOOK_EVERY_S) -> None:
+        """Look at the list of models every few seconds; `differs` says what is wrong with it, or None."""
+        self._looks = self.run(self._look(differs, every_s))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -156,7 +209,11 @@ class Backend:
             await asyncio.gather(*others, return_exceptions=True)
 
     async def _complete(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], emit: Callable[[Arrived], None]
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        emit: Callable[[Arrived], None],
+        prepare: Callable[[], Awaitable[None]] | None,
     ) -> None:
         assert self._client is not None
         refusal = self._own_refusal()
@@ -165,6 +222,8 @@ class Backend:
             return
         silence_s = self._address.silence_s
         try:
+            if prepare is not None:
+                await prepare()
             async with (
                 asyncio.timeout(silence_s) as patience,
                 self._client.stream("POST", COMPLETIONS, json=body, headers=dict(headers)) as response,

@@ -2,8 +2,7 @@
 
 Owns which request waits for which answer. A step never blocks: answers arrive on the backend's thread, which queues
 them and wakes the engine's. What a request reused is known at the end of its answer, so the last tokens are held back
-until then. Blocks of the pool stand for texts: the ids of an ended turn are registered and saved like those of
-computed blocks, with nothing in them.
+until then. Where a request is computed and what is stored of it is the memory's.
 
     waiting ──▶ running: its request is at the backend ──▶ finished
 """
@@ -13,21 +12,24 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
-from rekindle.engine.core.interface import CoreCounts
+from rekindle.engine.core.interface import Core, CoreCounts
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
+from rekindle.engine.sequence import Ended
 from rekindle.engine.types import FinishReason
 from rekindle.errors import BackendFailed, RekindleError
+from rekindle.store.commands import StoreCommand
 from rekindle_backends.calls import BackendCalls, scored
-from rekindle_backends.client import Arrived, Backend
+from rekindle_backends.client import Arrived, Backend, Call
+from rekindle_backends.memory import Memory, Place
 from rekindle_backends.wire import Piece
 
 ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
@@ -38,12 +40,12 @@ class _Answer:
     """What is under way for a request: its call, and pieces that are held back until the reuse is known."""
 
     request: Request
-    call: Future[None] | None = None
+    call: Call | None = None
     held: list[Piece] = field(default_factory=list)
     reason: str | None = None
 
 
-class RemoteCore:
+class RemoteCore(Core):
     """A core without a model. `on_turn` is called with every ended sequence worth remembering, `wake` from any thread.
 
     Token ids of replies are below `vocab_size`, or the request fails.
@@ -55,6 +57,7 @@ class RemoteCore:
         backend: Backend,
         calls: BackendCalls,
         cache: PrefixCache,
+        memory: Memory,
         scheduler: Scheduler,
         vocab_size: int,
         min_reuse_tokens: int,
@@ -66,23 +69,24 @@ class RemoteCore:
         self.scheduler = scheduler
         self._backend = backend
         self._calls = calls
+        self._memory = memory
         self._vocab_size = vocab_size
         self._wake = wake
         self._clock = clock
         self._arrived: queue.SimpleQueue[tuple[_Answer, Arrived]] = queue.SimpleQueue()
+        self._left: queue.SimpleQueue[Request] = queue.SimpleQueue()  # whose calls have ended
         self._answers: dict[int, _Answer] = {}  # by the number of the request
         self._prompt_tokens = 0
         self._reused_tokens = 0
         orphans = OrphanBlocks(cache.pool)
         self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
         self._replies = Replies(
-            cache=cache,
             scheduler=scheduler,
             orphans=orphans,
             min_reuse_tokens=min_reuse_tokens,
             on_turn=on_turn,
             clock=clock,
-            settle=self._settle,
+            end=self._end,
             reports_early=False,
         )
 
@@ -102,12 +106,31 @@ class RemoteCore:
         self.scheduler.add(work)
 
     def finish_load(self, load: Load, num_good: int) -> None:
-        """Publish blocks that were loaded; nothing is, as no block has anything in it."""
+        """Publish blocks that were loaded; the request that they are for waits for its place again."""
         self.cache.loads.finish(load, num_good)
+        request = next((each for each in self.scheduler.loading if each.sequence is load.sequence), None)
+        if request is not None:
+            request.times.load_s += self._clock() - request.times.load_started
+            self.scheduler.move(request, State.WAITING)
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the first request times out; None when no request has a deadline."""
-        return self.scheduler.seconds_left(self._clock())
+        """Return the seconds until the first request times out, or something else is due; None if nothing is."""
+        now = self._clock()
+        due = [left for left in (self.scheduler.seconds_left(now), self._memory.seconds_left(now)) if left is not None]
+        return min(due, default=None)
+
+    def save(self, command: StoreCommand) -> None:
+        """Queue a command for the store, after what it depends on."""
+        self._memory.save(command)
+
+    def hand_over(self) -> int:
+        """Let what ended turns have go to the store now; return how much it has not accepted yet."""
+        return self._memory.hand_over()
+
+    def forget(self, namespace: str, agent: str) -> set[BlockHash]:
+        """Keep nothing of an agent at the backend."""
+        self._memory.forget(namespace, agent)
+        return self.background.forget(namespace, agent)
 
     def step(self) -> None:
         """Deliver what has arrived, end what is not wanted any more, send what waits as far as there is room."""
@@ -117,13 +140,21 @@ class RemoteCore:
                 self._receive(answer, arrived)
         now = self._clock()
         self._replies.drop_unwanted(now)
+        while not self._left.empty():
+            self._memory.left(self._left.get_nowait())
+        self._memory.step(now)
         for request in self.scheduler.picks(self.scheduler.waiting, now):
             if not self.scheduler.has_room():
                 break
-            self._start(request)
+            place = self._memory.place(request)
+            if isinstance(place, Place):
+                self._start(request, place)
+            elif place == "loading":
+                request.times.load_started = self._clock()
+                self.scheduler.move(request, State.LOADING)
         self.cache.saving.pump()
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Request, place: Place) -> None:
         """Send a request; one that cannot be asked of the backend fails."""
         request.times.admitted = self._clock()
         request.reply.generation.begin()
@@ -131,16 +162,24 @@ class RemoteCore:
         self.scheduler.move(request, State.RUNNING)
         answer = self._answers[request.id] = _Answer(request)
         try:
-            body, headers = self._calls.body(request), self._calls.headers(request)
-            answer.call = self._backend.submit(body, headers, partial(self._put, answer))
+            body, headers = {**self._calls.body(request), **place.options}, self._calls.headers(request)
+            answer.call = self._backend.submit(
+                body, headers, partial(self._put, answer), prepare=place.prepare, left=partial(self._put_left, request)
+            )
         except RekindleError as error:
             self._replies.fail(request, error)
+            self._memory.left(request)
             return
         self._prompt_tokens += request.sequence.num_prompt
 
     def _put(self, answer: _Answer, arrived: Arrived) -> None:
         """Queue what a request got. On the backend's thread."""
         self._arrived.put((answer, arrived))
+        self._wake()
+
+    def _put_left(self, request: Request) -> None:
+        """Queue that the call of a request has ended. On the backend's thread."""
+        self._left.put(request)
         self._wake()
 
     def _receive(self, answer: _Answer, arrived: Arrived) -> None:
@@ -160,9 +199,11 @@ class RemoteCore:
     def _note_reuse(self, request: Request, cached_tokens: int) -> None:
         """Record what the backend says it has reused of the prompt."""
         sequence = request.sequence
-        self._reused_tokens -= sequence.hot_tokens
-        sequence.hot_tokens = min(cached_tokens, sequence.num_prompt)
-        self._reused_tokens += sequence.hot_tokens
+        self._reused_tokens -= sequence.reused_tokens
+        reused = min(cached_tokens, sequence.num_prompt)
+        sequence.warm_tokens = min(sequence.warm_tokens, reused)
+        sequence.hot_tokens = reused - sequence.warm_tokens
+        self._reused_tokens += reused
         request.is_reuse_known = True
 
     def _release(self, answer: _Answer) -> None:
@@ -205,20 +246,12 @@ class RemoteCore:
         else:
             self._replies.stop(request, BackendFailed(f"the backend ended the reply early: {reason or 'no reason'}"))
 
-    def _settle(self, request: Request, keep: bool) -> None:
-        """Close the connection of a request that ends; register its ids as blocks if it is to be remembered."""
+    def _end(self, request: Request, keep: bool) -> Ended:
+        """Close the connection of a request that ends; it is remembered if it was sent."""
         answer = self._answers.pop(request.id, None)
         if answer is not None and answer.call is not None:
             answer.call.cancel()
-        sequence, pool = request.sequence, self.cache.pool
-        if answer is None or not keep or sequence.reuse == "off" or not sequence.is_turn:
-            return
-        known = pool.try_reuse_prefix(sequence.root, sequence.ids)
-        sequence.table.append_shared(known, len(known) * pool.block_tokens)
-        has_room = self.cache.prepare(sequence, sequence.num_tokens)
-        assert has_room, "no other sequence holds blocks, and the pool has room for one"
-        sequence.num_computed = sequence.num_tokens
-        self.cache.publish(sequence)
+        return self._memory.end(request, keep and answer is not None)
 
     def settle(self) -> None:
         """Nothing: the backend writes to blocks of its own."""
@@ -238,4 +271,4 @@ class RemoteCore:
         self.background.check()
         running = {request.id for request in self.scheduler.running}
         assert running == self._answers.keys(), f"{running} run, {self._answers.keys()} are at the backend"
-        assert not self.cache.pool.num_held, f"{self.cache.pool.num_held} blocks are held"
+        self._memory.check()

@@ -23,7 +23,7 @@ from rekindle.engine.blocks.ending_parts import EndingParts
 from rekindle.engine.blocks.loads import Load, Loads
 from rekindle.engine.blocks.save_queue import SaveQueue
 from rekindle.engine.blocks.score_cache import ScoreCache
-from rekindle.engine.sequence import Sequence
+from rekindle.engine.sequence import Ended, Head, Sequence
 from rekindle.kv.arena import KVArena
 from rekindle.store.warm import StoredBlock, WarmStore
 
@@ -50,14 +50,6 @@ class _Match:
     hot: list[int]
     on_disk: list[StoredBlock]
     child: tuple[int, int] | None
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The block a sequence ends in, full, tail or longer than the sequence, and how much of the sequence it covers."""
-
-    hash: BlockHash
     num_tokens: int
 
 
@@ -285,6 +277,12 @@ class PrefixCache:
             self.saving.add_block(published)
         else:
             self.saving.defer(published)
+
+    def end(self, sequence: Sequence, *, is_remembered: bool) -> Ended:
+        """Detach a sequence that ends; return what is stored of it. Remembered is only what has a token."""
+        table = sequence.table
+        ids, hashes = sequence.ids[: table.num_tokens].copy(), tuple(table.names)
+        return Ended(ids, hashes, self.detach(sequence, is_remembered=is_remembered and len(ids) > 0))
 
     def detach(self, sequence: Sequence, *, is_remembered: bool = False) -> Head:
         """Hash the tail, drop all references; return the head of the stored sequence (the root if it is empty).

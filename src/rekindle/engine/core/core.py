@@ -18,7 +18,7 @@ from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
 from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
-from rekindle.engine.core.interface import CoreCounts
+from rekindle.engine.core.interface import Core, CoreCounts
 from rekindle.engine.core.launch import Launch, chunks_after, has_ended
 from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
@@ -26,6 +26,7 @@ from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
 from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.request import FinishedTurn, Request, State
+from rekindle.engine.sequence import Ended
 from rekindle.errors import Overloaded, RekindleError, RequestFailed
 from rekindle.model.batch import SequenceStep
 from rekindle.model.loaded import Runner
@@ -35,7 +36,7 @@ from rekindle.worker import concealed, is_meant_for_thread
 logger = logging.getLogger(__name__)
 
 
-class EngineCore:
+class EngineCore(Core):
     """The engine without its thread. `on_turn` is called with every ended sequence worth remembering."""
 
     def __init__(
@@ -61,13 +62,12 @@ class EngineCore:
         self._clock = clock
         orphans = OrphanBlocks(cache.pool)
         self._replies = Replies(
-            cache=cache,
             scheduler=scheduler,
             orphans=orphans,
             min_reuse_tokens=min_reuse_tokens,
             on_turn=on_turn,
             clock=clock,
-            settle=lambda request, keep: self._end_ahead(),
+            end=self._end,
         )
         self.admission = Admission(cache=cache, scheduler=scheduler, replies=self._replies, clock=clock)
         self.background = Background(cache=cache, scheduler=scheduler, orphans=orphans, min_tokens=min_reuse_tokens)
@@ -271,6 +271,11 @@ class EngineCore:
         picks = self._replies.draw(step, range(len(after)), requests, num_unknown=1)
         rows = [range(row, row + 1) for row in range(len(after))]
         return Launch(list(after.values()), step, rows, dict(enumerate(picks)), began)
+
+    def _end(self, request: Request, keep: bool) -> Ended:
+        """Release the blocks of a request that ends; return what is stored of it."""
+        self._end_ahead()
+        return self.cache.end(request.sequence, is_remembered=keep)
 
     def _end_ahead(self) -> None:
         """Wait for the step ahead, before blocks are released that it writes to.

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError
+from rekindle.store.commands import StoreCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class CoreCounts:
 
 
 class Core(Protocol):
-    """Called from the engine's thread only."""
+    """Called from the engine's thread only. What is not abstract is as for a core that computes here."""
 
     cache: PrefixCache
     scheduler: Scheduler
@@ -54,6 +56,18 @@ class Core(Protocol):
 
     def step(self) -> None:
         """Do everything that can be done now."""
+
+    def save(self, command: StoreCommand) -> None:
+        """Queue a command for the store, after what it depends on."""
+        self.cache.saving.add(command)
+
+    def hand_over(self) -> int:
+        """Let what ended turns have go to the store now; return how much it has not accepted yet."""
+        return len(self.cache.saving)
+
+    def forget(self, namespace: str, agent: str) -> set[BlockHash]:
+        """Keep nothing of an agent that is not in its branches; return the hashes of such blocks in memory."""
+        return self.background.forget(namespace, agent)
 
     def settle(self) -> None:
         """Let nothing be under way that writes to blocks before the next step."""

@@ -197,7 +197,7 @@ class EngineLoop:
         if isinstance(message, Request | IdleWork):
             core.add(message)
         elif isinstance(message, StoreCommand):
-            core.cache.saving.add(message)
+            core.save(message)
         elif isinstance(message, _LoadReport):
             core.finish_load(message.load, message.num_good)
         elif isinstance(message, _Call):

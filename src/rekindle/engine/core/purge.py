@@ -41,7 +41,7 @@ def wipe(core: Core, purge: HotPurge) -> int:
     """Remove the purged blocks from memory and from the save queue; return how many free blocks were overwritten."""
     pool, saving = core.cache.pool, core.cache.saving
     kept = with_ancestors(pool, purge.claimed)
-    own = (purge.own | core.background.forget(purge.command.namespace, purge.command.agent)) - kept
+    own = (purge.own | core.forget(purge.command.namespace, purge.command.agent)) - kept
     orphaned = {block_hash for block_hash in purge.idle - kept if not saving.is_queued(block_hash)}
     evict_hashes(pool, own | orphaned)
     core.cache.scores.clear()

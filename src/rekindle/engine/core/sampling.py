@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import OrphanBlocks
 from rekindle.engine.core.reporting import report_of
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
+from rekindle.engine.sequence import Ended
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import RekindleError, RequestFailed, Timeout
 from rekindle.model.drawing import Drawing, Drawn
@@ -54,30 +54,28 @@ class Pick:
 class Replies:
     """The replies of one core. `on_turn` is called with every ended sequence worth remembering.
 
-    `settle` is called with each request that ends, and whether it is remembered, before its blocks are released. The
-    first delta has a report unless what was reused is not known by then (`reports_early` False).
+    `end` is called with each request that ends, and whether it is remembered: it releases its blocks, and returns what
+    is stored. The first delta has a report unless what was reused is not known by then (`reports_early` False).
     """
 
     def __init__(
         self,
         *,
-        cache: PrefixCache,
         scheduler: Scheduler,
         orphans: OrphanBlocks,
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float],
-        settle: Callable[[Request, bool], None] = lambda request, keep: None,
+        end: Callable[[Request, bool], Ended],
         reports_early: bool = True,
     ) -> None:
         self.sample_s = 0.0
-        self._cache = cache
         self._scheduler = scheduler
         self._orphans = orphans
         self.min_reuse_tokens = min_reuse_tokens
         self._on_turn = on_turn
         self._clock = clock
-        self._settle = settle
+        self._end_sequence = end
         self._reports_early = reports_early
         self._unfinished: OrderedDict[tuple[str, str], BlockHash] = OrderedDict()  # by agent: the last block
 
@@ -201,10 +199,9 @@ class Replies:
     def _end(self, request: Request, *, keep: bool, is_whole: bool = False) -> None:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
         sequence = request.sequence
-        self._settle(request, keep)
-        ids, hashes = sequence.ids[: sequence.table.num_tokens].copy(), tuple(sequence.table.names)
         is_turn = sequence.reuse != "off" and sequence.is_turn and sequence.task != "load"
-        head = self._cache.detach(sequence, is_remembered=is_turn and keep and len(ids) > 0)
+        ended = self._end_sequence(request, is_turn and keep)
+        ids, hashes, head = ended.ids, ended.hashes, ended.head
         self._scheduler.move(request, State.FINISHED)
         if sequence.task == "absorb":
             computed = hashes[sequence.reused_tokens // sequence.block_tokens :]
