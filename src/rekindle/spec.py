@@ -27,9 +27,9 @@ from typing import Literal
 from rekindle.parts import FULL, STATE, EndingPart, FullPart, Part, StatePart, WindowPart
 
 CodedFormat = Literal["q4h", "q8h"]
-Format = Literal["q4h", "q8h", "bf16", "fp16", "fp32", "fp64"]
+Format = Literal["q4h", "q8h", "bf16", "fp16", "fp32", "fp64", "u8"]
 CODED: tuple[CodedFormat, ...] = ("q4h", "q8h")  # rotated, and cut into groups of codes that share a scale
-NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+NATIVE_BYTES: dict[Format, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "u8": 1}  # u8: another engine's bytes
 FORMAT_VERSION = 1
 SECTION_ALIGN = 64
 CODES_PER_WORD = 8
@@ -110,7 +110,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A typed range of a part's payload; `shape` without the block axis, `dtype` u32, i8, u8 or a native format."""
+    """A typed range of a part's payload; `shape` without the block axis, `dtype` u32, i8 or a native format (or u8)."""
 
     offset: int
     num_bytes: int

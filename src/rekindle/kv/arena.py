@@ -285,4 +285,4 @@ def _section_view(rows: Tensor, section: Section) -> Tensor:
     dtype = TORCH_DTYPES[section.dtype]
     start = section.offset // dtype.itemsize
     typed = rows.view(dtype)[:, start : start + section.num_bytes // dtype.itemsize]
-    return typed.view(-1, *section.shape)
+    return typed.view(len(rows), *section.shape)

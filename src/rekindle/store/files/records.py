@@ -33,7 +33,7 @@ RECORD_VERSION = 1
 # hash, parent, root
 _FIXED = struct.Struct("<8sHHIIIIIQ32s32s32s32s")
 _CRC = struct.Struct("<I")
-_FORMAT_CODES: dict[Format, int] = {"q4h": 1, "bf16": 2, "fp32": 3, "fp64": 4, "fp16": 5, "q8h": 6}
+_FORMAT_CODES: dict[Format, int] = {"q4h": 1, "bf16": 2, "fp32": 3, "fp64": 4, "fp16": 5, "q8h": 6, "u8": 7}
 
 
 class BadRecord(Exception):

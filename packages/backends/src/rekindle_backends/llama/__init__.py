@@ -1,0 +1,1 @@
+"""llama.cpp's own formats: the states of its server's slots, as blocks of ours."""
