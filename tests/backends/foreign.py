@@ -20,12 +20,13 @@ class Foreign:
     `hangs`: after these bytes it says nothing more, until the other side closes. `repeats`: after them it says this
     again and again, until the other side closes. `models` and `first` are its list of models and what it answers to
     the first prompt, as text. `more`: its other models, as it lists
-    them. `prompt_token_ids`: what it says a prompt was.
+    them. `prompt_token_ids`: what it says a prompt was. With `props` it is a llama-server, which says this of itself.
     """
 
     url: str = ""
     model: str = "scripted"
     max_model_len: int | None = 2048
+    num_bytes: int = 1 << 20
     tokens: list[int] | None = None
     returns_ids: bool = True
     status: int = 200
@@ -37,6 +38,7 @@ class Foreign:
     first: str | None = None
     more: list[dict[str, Any]] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
+    props: Mapping[str, Any] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
@@ -54,6 +56,18 @@ def usage(cached: int) -> bytes:
     return f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode()
 
 
+def event(num_tokens: int, token_id: int, text: str = "", **more: Any) -> bytes:
+    """One event of llama-server's stream: a token, and how many there are with it."""
+    said = {"content": text, "tokens": [token_id], "stop": False, "tokens_predicted": num_tokens, **more}
+    return f"data: {json.dumps(said)}\n\n".encode()
+
+
+def last_event(num_tokens: int, kind: str = "limit", cached: int = 0) -> bytes:
+    """The last event of llama-server's stream."""
+    said = {"content": "", "tokens": [], "stop": True, "tokens_predicted": num_tokens, "stop_type": kind}
+    return f"data: {json.dumps(said | {'timings': {'cache_n': cached}})}\n\n".encode()
+
+
 @contextmanager
 def foreign(**more: Any) -> Iterator[Foreign]:
     """A running server."""
@@ -64,8 +78,13 @@ def foreign(**more: Any) -> Iterator[Foreign]:
             """Nothing is logged."""
 
         def do_GET(self) -> None:
+            if self.path == "/props":
+                self._send(200 if state.props else 404, {}, json.dumps(state.props or {}).encode())
+                return
             entry: dict[str, Any] = {"id": state.model, "object": "model"}
-            if state.max_model_len is not None:
+            if state.props is not None:
+                entry["meta"] = {"n_ctx": state.max_model_len, "size": state.num_bytes}
+            elif state.max_model_len is not None:
                 entry["max_model_len"] = state.max_model_len
             listed = json.dumps({"data": [entry, *state.more]}) if state.models is None else state.models
             self._send(200, {}, listed.encode())
@@ -77,15 +96,22 @@ def foreign(**more: Any) -> Iterator[Foreign]:
                 if state.tokens is None:
                     self._send(404, {}, b"{}")
                 else:
-                    self._send(200, {}, json.dumps({"tokens": state.tokens}).encode())
+                    tokens = state.tokens if state.props is None or "content" in body else []
+                    self._send(200, {}, json.dumps({"tokens": tokens}).encode())
             elif not body.get("stream"):
-                choice: dict[str, Any] = {"token_ids": [5], "text": ""} if state.returns_ids else {"text": ""}
-                asked = {} if state.prompt_token_ids is None else {"prompt_token_ids": state.prompt_token_ids}
-                said = json.dumps({"choices": [choice | asked]}) if state.first is None else state.first
+                said = json.dumps(self._first(body["prompt"])) if state.first is None else state.first
                 self._send(200, {}, said.encode())
             else:
                 state.asked.append(body)
                 self._stream()
+
+        def _first(self, prompt: list[int]) -> dict[str, Any]:
+            evaluated = prompt if state.prompt_token_ids is None else state.prompt_token_ids
+            if self.path == "/completion":
+                return {"tokens": [5] if state.returns_ids else [], "tokens_evaluated": len(evaluated)}
+            choice: dict[str, Any] = {"token_ids": [5], "text": ""} if state.returns_ids else {"text": ""}
+            asked = {} if state.prompt_token_ids is None else {"prompt_token_ids": state.prompt_token_ids}
+            return {"choices": [choice | asked]}
 
         def _stream(self) -> None:
             if not state.hangs and not state.repeats:

@@ -22,7 +22,9 @@ import pytest
 
 from rekindle.errors import ConfigError, Unavailable
 from rekindle_backends.client import Address, Arrived, Backend
-from rekindle_backends.process import STEADY_S, OwnVllm, connector_config
+from rekindle_backends.process import STEADY_S, OwnServer
+from rekindle_backends.vllm_command import connector_config, vllm_command
+from rekindle_backends.wire import Call, read_piece
 from tests.needs import ROOT
 from tests.server.scripted import serving
 
@@ -46,8 +48,9 @@ with foreign(url="http://127.0.0.1:" + port, body=chunk([5], "length") + usage(3
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rekindle_backends.process import OwnVllm
-OwnVllm(Path("model"), "name", flags=(), records=None).start()
+from rekindle_backends.process import OwnServer
+from rekindle_backends.vllm_command import vllm_command
+OwnServer(vllm_command(Path("model"), "name", flags=(), records=None)).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure
@@ -103,8 +106,8 @@ def has_ended(pid: int | None) -> bool:
 
 
 @contextmanager
-def running(**more: Any) -> Iterator[OwnVllm]:
-    own = OwnVllm(Path("model"), "scripted", flags=(), records=None, **more)
+def running(**more: Any) -> Iterator[OwnServer]:
+    own = OwnServer(vllm_command(Path("model"), "scripted", flags=(), records=None), **more)
     own.start()
     try:
         yield own
@@ -182,9 +185,9 @@ def test_one_that_ends_too_often_is_given_up(notes: Path) -> None:
         kill(3)
         os.kill(starts(notes)[-1].pid, signal.SIGKILL)
         assert until(lambda: isinstance(own.refusal(), Unavailable))
-        backend, arrived = Backend(Address(own.url, None, 60.0), own=own), queue.SimpleQueue[Arrived]()
+        backend, arrived = Backend(Address(own.command.url, None, 60.0), own=own), queue.SimpleQueue[Arrived]()
         backend.start()
-        backend.submit({}, {}, arrived.put)
+        backend.submit(Call("/", {}, {}, read_piece), arrived.put)
         error = arrived.get(timeout=WAIT_S)
         backend.stop()
         assert isinstance(error, Unavailable) and str(error) == backend.problem()
@@ -211,7 +214,10 @@ def test_nothing_is_started_once_we_stop(notes: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"backend": "vllm=http://127.0.0.1:9", "backend_flags": "--x"}, "backend_flags: these are for backend=vllm"),
+        (
+            {"backend": "vllm=http://127.0.0.1:9", "backend_flags": "--x"},
+            "backend_flags: these are for a server",
+        ),
         ({"backend": "vllm", "slot": "auto"}, "slot: a vLLM that is started here needs to know its slot"),
     ],
 )

@@ -85,12 +85,22 @@ def test_what_changes_later_is_noticed() -> None:
         assert until(lambda: backend.problem() is None)
 
 
+def test_another_model_of_the_same_name_is_noticed() -> None:
+    with foreign(props={"total_slots": 1}) as state, client(state.url) as backend:
+        served = Served.find(backend, None, ())
+        assert served.max_context == 2048
+        backend.watch(served.difference, every_s=0.01)
+        state.num_bytes += 1
+        assert until(lambda: "it serves another model of the name 'scripted'" in (backend.problem() or ""))
+
+
 @pytest.mark.parametrize(
     ("address", "url"),
     [
         ("vllm=http://h:8000", "http://h:8000"),
         ("vllm=http://h:8000/v1/", "http://h:8000"),
         ("openai=https://h/api/v1", "https://h/api"),
+        ("llama.cpp=http://h:8080/", "http://h:8080"),
     ],
 )
 def test_where_a_backend_is(address: str, url: str) -> None:

@@ -13,6 +13,7 @@ from tools.defects.gate import GATE
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
+from tools.defects.llama import LLAMA
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
@@ -50,6 +51,7 @@ MUTANTS = (
     *SECRET,
     *TIER,
     *FRONTS,
+    *LLAMA,
     *GATE,
     *WHEELS,
 )

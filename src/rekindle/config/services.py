@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 
 from rekindle.config.setting import at_least, check_fields, computing, need, setting
 
-BackendKind = Literal["vllm", "openai"]
+BackendKind = Literal["vllm", "llama.cpp", "openai"]
 KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
+STARTED: tuple[BackendKind, ...] = ("vllm", "llama.cpp")  # what is started here where no URL is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,10 @@ class BackendSettings:
 
     address: str | None = setting(
         None,
-        "the server that computes: vllm=URL; vllm alone starts one; openai=URL is another that takes token ids",
+        "the server that computes: vllm=URL or llama.cpp=URL; without a URL one is started; openai=URL is another that "
+        "takes token ids",
         detail="Needs the package `rekindle-backends`. This server then loads no weights and keeps texts and agents. "
-        "See [vllm.md](vllm.md#the-front).",
+        "See [vllm.md](vllm.md#the-front) and [llama-cpp.md](llama-cpp.md).",
         unset="this process computes",
         name="backend",
     )
@@ -33,7 +35,7 @@ class BackendSettings:
     key: str | None = setting(None, "key for the backend", unset="none", given="secret", name="backend_key")
     flags: str | None = setting(
         None,
-        "more flags of `vllm serve`, for a vLLM that is started here",
+        "more flags of `vllm serve` or `llama-server`, for one that is started here",
         detail="In one text, as on its command line.",
         unset="none",
         name="backend_flags",
@@ -43,15 +45,16 @@ class BackendSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         need(
-            self.flags is None or self.is_own, "backend_flags: these are for backend=vllm, a vLLM that is started here"
+            self.flags is None or self.is_own,
+            "backend_flags: these are for a server that is started here: backend=vllm or backend=llama.cpp",
         )
         if self.address is None or self.is_own:
             return
         kind, _, url = self.address.partition("=")
         need(
             kind in KINDS and bool(url),
-            f"backend: {self.address!r} is no backend: write vllm=http://HOST:PORT, vllm to start one here, or "
-            "openai=http://HOST:PORT for another server that takes prompts as token ids",
+            f"backend: {self.address!r} is no backend: write vllm=http://HOST:PORT or llama.cpp=http://HOST:PORT, vllm "
+            "or llama.cpp to start one here, or openai=http://HOST:PORT for another server that takes token ids",
         )
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
@@ -60,14 +63,14 @@ class BackendSettings:
 
     @property
     def is_own(self) -> bool:
-        """Whether a vLLM is to be started here."""
-        return self.address == "vllm"
+        """Whether a server is to be started here."""
+        return self.address in STARTED
 
     @property
     def kind(self) -> BackendKind:
         """What kind of server it is; only with an address."""
         assert self.address is not None, "there is no backend"
-        return "openai" if self.address.startswith("openai=") else "vllm"
+        return next(kind for kind in KINDS if kind == self.address.partition("=")[0])
 
     @property
     def url(self) -> str:

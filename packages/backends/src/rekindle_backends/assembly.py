@@ -10,11 +10,11 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rekindle.config import SETTINGS, Settings
+from rekindle.config import SETTINGS, BackendKind, Settings
 from rekindle.engine.builder import Builder, Computing
 from rekindle.engine.capacity import check_disk
 from rekindle.engine.components import Components
@@ -32,10 +32,15 @@ from rekindle.text.replies import find_reply_ends
 from rekindle_backends.calls import BackendCalls
 from rekindle_backends.client import Address, Backend
 from rekindle_backends.constraints import BackendConstraints
-from rekindle_backends.core import RemoteCore
+from rekindle_backends.core import Calls, RemoteCore
+from rekindle_backends.llama.calls import LlamaCalls
+from rekindle_backends.llama.command import gguf_of, llama_command
+from rekindle_backends.llama.gaps import Gaps
+from rekindle_backends.llama.served import LlamaServed
 from rekindle_backends.memory import TextMemory
-from rekindle_backends.process import OwnVllm
+from rekindle_backends.process import OwnServer
 from rekindle_backends.served import Served, check_tokens
+from rekindle_backends.vllm_command import vllm_command
 
 NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
 TEXT_VERSION = 1
@@ -53,25 +58,21 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     encoder = PromptEncoder.from_dir(directory, clock=clock)
     sampling = SamplingDefaults.read(directory, settings.model.sampling)
     digest = tokenizer_digest(directory, DigestCache(None))
-    given, own = settings.backend, _own(settings, source, use_store=use_store)
-    backend = Backend(Address(given.url if own is None else own.url, given.key, given.silence_s), own=own)
+    backend = _backend(settings, _own(settings, source, use_store=use_store))
     backend.start()
     try:
-        served = Served.find(backend, given.model, (source.name, settings.model.model or "", str(directory)))
-        note = check_tokens(
-            backend, served, lambda text: encoder.encode(encoder.render_text(text, add_leading=False)).tolist()
-        )
+        found = _found(settings, backend, (source.name, settings.model.model or "", str(directory)), encoder)
         started["weights"] = time.time()
-        spec = _spec(settings, source.name, described, digest, served)
+        spec = _spec(settings, source.name, described, digest, found.max_context)
         spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
         if use_store:
             check_disk(settings.store, spec)
-        computing = _computing(settings, spec, encoder, backend, served, note, sampling)
+        computing = _computing(settings, spec, encoder, backend, found, sampling)
         components = Builder(settings, computing, started, use_store=use_store).components
     except BaseException:
         backend.stop()
         raise
-    backend.watch(served.difference)
+    backend.watch(found.served.difference)
     return components
 
 
@@ -82,15 +83,60 @@ def _check_settings(settings: Settings) -> None:
             raise ConfigError(f"{name}: another server computes (backend); set it there, if it has the like")
 
 
-def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnVllm | None:
-    """Start a vLLM, if that is asked for, with our connector next to the texts; None: the backend is another's."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a backend was found to be; `note` is a sentence about it for users."""
+
+    served: Served
+    max_context: int | None
+    note: str
+    llama: LlamaServed | None = None
+
+    def calls(self, kind: BackendKind, spec: ModelSpec, encoder: PromptEncoder, secret: bytes) -> Calls:
+        """Return what writes requests for it."""
+        if self.llama is None:
+            return BackendCalls(kind, self.served.name, secret)
+        pieces = map(encoder.vocabulary.shown, range(spec.vocab_size))
+        return LlamaCalls(self.llama.max_context, Gaps(pieces, spec.eos_ids))
+
+
+def _found(settings: Settings, backend: Backend, names: Sequence[str], encoder: PromptEncoder) -> _Found:
+    """Ask a backend what it serves, and whether its tokens are ours."""
+
+    def encode(text: str) -> Sequence[int]:
+        found: Sequence[int] = encoder.encode(encoder.render_text(text, add_leading=False)).tolist()
+        return found
+
+    wanted = settings.backend.model
+    if settings.backend.kind == "llama.cpp":
+        llama = LlamaServed.find(backend, wanted, names)
+        return _Found(llama.served, llama.max_context, llama.check_tokens(backend, encode), llama)
+    served = Served.find(backend, wanted, names)
+    return _Found(served, served.max_context, check_tokens(backend, served, encode))
+
+
+def _backend(settings: Settings, own: OwnServer | None) -> Backend:
+    given = settings.backend
+    url, key = (given.url, given.key) if own is None else (own.command.url, own.command.key or given.key)
+    return Backend(Address(url, key, given.silence_s), own=own)
+
+
+def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnServer | None:
+    """Start a server, if that is asked for; None: the backend is another's.
+
+    A vLLM gets our connector, with its records next to the texts.
+    """
     if not settings.backend.is_own:
         return None
-    if settings.store.slot == "auto":
-        raise ConfigError("slot: a vLLM that is started here needs to know its slot: write its number")
-    records = settings.store.own_directory() / "vllm" if use_store else None
     flags = shlex.split(settings.backend.flags or "")
-    own = OwnVllm(source.fetch(), source.name, flags=flags, records=records)
+    if settings.backend.kind == "llama.cpp":
+        command = llama_command(gguf_of(source), flags=flags, max_context=settings.engine.max_context)
+    else:
+        if settings.store.slot == "auto":
+            raise ConfigError("slot: a vLLM that is started here needs to know its slot: write its number")
+        records = settings.store.own_directory() / "vllm" if use_store else None
+        command = vllm_command(source.fetch(), source.name, flags=flags, records=records)
+    own = OwnServer(command)
     own.start()
     return own
 
@@ -100,8 +146,7 @@ def _computing(
     spec: ModelSpec,
     encoder: PromptEncoder,
     backend: Backend,
-    served: Served,
-    note: str,
+    found: _Found,
     sampling: SamplingDefaults,
 ) -> Computing:
     kind = settings.backend.kind
@@ -110,7 +155,7 @@ def _computing(
     def new_core(parts: Builder) -> RemoteCore:
         return RemoteCore(
             backend=backend,
-            calls=BackendCalls(kind, served.name, parts.cache.secret),
+            calls=found.calls(kind, spec, encoder, parts.cache.secret),
             cache=parts.cache,
             memory=TextMemory(parts.cache),
             scheduler=Scheduler(settings.engine, parts.costs, max_chunk_tokens=1),
@@ -126,7 +171,7 @@ def _computing(
         encoder=encoder,
         arena=KVArena(spec.layout, num_blocks),
         max_context=spec.max_context,
-        notes=(f"computed by {served.name} at {backend.url} ({kind}); {note}",),
+        notes=(f"computed by {found.served.name} at {backend.url} ({kind}); {found.note}",),
         promise="none",
         label=f"{spec.name} (texts of a front)",
         sampling=sampling,
@@ -136,9 +181,11 @@ def _computing(
     )
 
 
-def _spec(settings: Settings, name: str, described: DescribedModel, tokenizer: str, served: Served) -> ModelSpec:
+def _spec(
+    settings: Settings, name: str, described: DescribedModel, tokenizer: str, max_context: int | None
+) -> ModelSpec:
     """Return what is known of the model; a block has the smallest layer that there can be."""
-    given = (settings.engine.max_context, described.max_context, served.max_context)
+    given = (settings.engine.max_context, described.max_context, max_context)
     limits = [each for each in given if each is not None]
     if not limits:
         raise ConfigError("max_context: neither config.json nor the backend says how long prompts may be: set it")

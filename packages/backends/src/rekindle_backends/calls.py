@@ -15,7 +15,7 @@ from rekindle.model.logprobs import TokenLogprob
 from rekindle.model.params import PARAMETERS, SamplingParams
 from rekindle.text.constraints.grammar import arguments_of
 from rekindle.text.constraints.types import Constraint
-from rekindle_backends.wire import ScoredToken, completion_body
+from rekindle_backends.wire import COMPLETIONS, Call, ScoredToken, completion_body, read_piece
 
 NEUTRAL = SamplingParams()
 TRANSLATED = frozenset({"max_tokens", "seed", "stop", "logit_bias", "logprobs", "prompt_logprobs"})
@@ -32,20 +32,16 @@ class BackendCalls:
     model: str
     secret: bytes
 
-    def body(self, request: Request) -> dict[str, Any]:
-        """Return the body of a request; BadRequest for what another server cannot be asked."""
-        if request.sequence.task == "load":
-            raise BadRequest("load: the memory is that of the server that computes, which loads it when it is asked")
-        if request.sequence.scores is not None:
-            raise BadRequest("prompt_logprobs: not where another server computes", param="prompt_logprobs")
+    def call(self, request: Request) -> Call:
+        """Return the call of a request; BadRequest for what another server cannot be asked."""
+        check_task(request)
         options = (
             self._sampling(request) if request.sequence.task == "generate" else {"max_tokens": 1, "temperature": 0}
         )
-        return completion_body(self.model, request.sequence.prompt_ids.tolist(), options | self._owner(request))
-
-    def headers(self, request: Request) -> dict[str, str]:
-        """Return the header by which routers keep an agent's requests on one replica."""
-        return {"X-Session-ID": self._named("session", request.namespace, request.agent)}
+        body = completion_body(self.model, request.sequence.prompt_ids.tolist(), options | self._owner(request))
+        # Routers keep an agent's requests on one replica by it.
+        session = self._named("session", request.namespace, request.agent)
+        return Call(COMPLETIONS, body, {"X-Session-ID": session}, read_piece)
 
     def _sampling(self, request: Request) -> dict[str, Any]:
         params = request.reply.sampler.params
@@ -65,7 +61,7 @@ class BackendCalls:
             options["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
         if params.logprobs is not None:
             options |= {"logprobs": params.logprobs, "return_tokens_as_token_ids": True}
-        if (constraint := _enforced(request.reply)) is not None:
+        if (constraint := enforced(request.reply)) is not None:
             options |= self._constraint(constraint)
         return options
 
@@ -92,7 +88,15 @@ class BackendCalls:
         return hashlib.blake2b(text, digest_size=32, key=self.secret, person=b"rekindle-front").hexdigest()
 
 
-def _enforced(reply: Reply) -> Constraint | None:
+def check_task(request: Request) -> None:
+    """Raise BadRequest for what no other server can be asked."""
+    if request.sequence.task == "load":
+        raise BadRequest("load: the memory is that of the server that computes, which loads it when it is asked")
+    if request.sequence.scores is not None:
+        raise BadRequest("prompt_logprobs: not where another server computes", param="prompt_logprobs")
+
+
+def enforced(reply: Reply) -> Constraint | None:
     """Return what the backend is to enforce: a constraint, or the arguments of a forced call."""
     calls = reply.calls
     if calls is None or not calls.is_forced:
@@ -108,9 +112,12 @@ def logprob_of(token: int, score: ScoredToken, num_top: int, bytes_of: Callable[
 
 
 def scored(
-    tokens: Sequence[int], scores: Sequence[ScoredToken], num_top: int | None, bytes_of: Callable[[int], bytes]
+    tokens: Sequence[int], scores: Sequence[ScoredToken | None], num_top: int | None, bytes_of: Callable[[int], bytes]
 ) -> list[tuple[TokenLogprob, ...]]:
-    """Return what is reported of each token: its log probability if that was requested, else nothing."""
+    """Return what is reported of each token: its log probability if that was requested and came, else nothing."""
     if num_top is None:
         return [() for _ in tokens]
-    return [(logprob_of(token, score, num_top, bytes_of),) for token, score in zip(tokens, scores, strict=True)]
+    return [
+        () if score is None else (logprob_of(token, score, num_top, bytes_of),)
+        for token, score in zip(tokens, scores, strict=True)
+    ]

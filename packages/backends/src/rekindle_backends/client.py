@@ -21,17 +21,8 @@ import httpx
 
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.worker import Worker, described
-from rekindle_backends.process import OwnVllm
-from rekindle_backends.wire import (
-    COMPLETIONS,
-    MODELS,
-    MOST_BODY_BYTES,
-    EventLines,
-    Piece,
-    error_text,
-    parsed,
-    read_piece,
-)
+from rekindle_backends.process import OwnServer
+from rekindle_backends.wire import MODELS, MOST_BODY_BYTES, Call, EventLines, Piece, error_text, parsed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,7 +43,7 @@ class Address:
     silence_s: float
 
 
-class Call:
+class Sending:
     """A coroutine on a loop's thread that any thread may cancel; `left` is called there once it has ended, however.
 
     A coroutine that is cancelled before its first step runs none of its own code, so it cannot say that it has ended.
@@ -87,7 +78,7 @@ class Backend:
     A server of our `own` ends with it.
     """
 
-    def __init__(self, address: Address, *, own: OwnVllm | None = None) -> None:
+    def __init__(self, address: Address, *, own: OwnServer | None = None) -> None:
         self.url = address.url
         self._address = address
         self._own = own
@@ -149,21 +140,20 @@ class Backend:
 
     def submit(
         self,
-        body: Mapping[str, Any],
-        headers: Mapping[str, str],
+        call: Call,
         emit: Callable[[Arrived], None],
         *,
         prepare: Callable[[], Awaitable[None]] | None = None,
         left: Callable[[], None] = lambda: None,
-    ) -> Call:
+    ) -> Sending:
         """Ask for a completion as a stream; cancelling what is returned closes its connection.
 
         `prepare` is awaited before it is sent; `left` is called once nothing of it is under way, however it ended.
         """
 
-        work = self._complete(body, headers, emit, prepare)
+        work = self._complete(call, emit, prepare)
         self._check_open(work)
-        return Call(self._loop, work, left)
+        return Sending(self._loop, work, left)
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on our thread; RequestFailed if that has ended."""
@@ -209,11 +199,7 @@ class Backend:
             await asyncio.gather(*others, return_exceptions=True)
 
     async def _complete(
-        self,
-        body: Mapping[str, Any],
-        headers: Mapping[str, str],
-        emit: Callable[[Arrived], None],
-        prepare: Callable[[], Awaitable[None]] | None,
+        self, call: Call, emit: Callable[[Arrived], None], prepare: Callable[[], Awaitable[None]] | None
     ) -> None:
         assert self._client is not None
         refusal = self._own_refusal()
@@ -226,12 +212,12 @@ class Backend:
                 await prepare()
             async with (
                 asyncio.timeout(silence_s) as patience,
-                self._client.stream("POST", COMPLETIONS, json=body, headers=dict(headers)) as response,
+                self._client.stream("POST", call.path, json=call.body, headers=dict(call.headers)) as response,
             ):
                 if response.status_code != httpx.codes.OK:
                     raise self._refusal(response, await _whole(response))
                 self._problem = None
-                await _read(response, emit, lambda: patience.reschedule(self._loop.time() + silence_s))
+                await _read(call, response, emit, lambda: patience.reschedule(self._loop.time() + silence_s))
             emit(None)
         except RekindleError as error:
             emit(error)
@@ -300,7 +286,9 @@ class Backend:
                 logger.warning("%s", self._problem or f"the backend {self.url} serves the model again")
 
 
-async def _read(response: httpx.Response, emit: Callable[[Arrived], None], is_alive: Callable[[], None]) -> None:
+async def _read(
+    call: Call, response: httpx.Response, emit: Callable[[Arrived], None], is_alive: Callable[[], None]
+) -> None:
     """Emit the pieces of a stream; BackendFailed if it breaks off before its end.
 
     `is_alive` is called with every line that ends: one that goes on and on is silence.
@@ -312,7 +300,7 @@ async def _read(response: httpx.Response, emit: Callable[[Arrived], None], is_al
         for event in lines.push(data):
             if event == DONE:
                 return
-            piece = read_piece(event)
+            piece = call.read(event)
             has_ended |= piece.reason is not None
             emit(piece)
     if not has_ended:

@@ -7,12 +7,20 @@ beginning, and the arguments in JSON are the reply. What closes the call is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import get_args
 
 from rekindle.config import BackendKind
 from rekindle.errors import BadRequest
-from rekindle.text.constraints.types import Calls, Constraint
+from rekindle.text.constraints.types import Calls, Constraint, Kind
 from rekindle.text.replies import ReplyFormat
+
+# What a backend of each kind can be asked for, and that in words.
+TAKEN: Mapping[BackendKind, tuple[frozenset[Kind], str]] = {
+    "vllm": (frozenset(get_args(Kind)), "all"),
+    "llama.cpp": (frozenset(("json", "choice", "grammar")), "JSON schemas, choices and GBNF"),
+    "openai": (frozenset(("json",)), "JSON schemas"),
+}
 
 
 class BackendConstraints:
@@ -55,8 +63,9 @@ class BackendConstraints:
                 f"{param}: this model begins its replies with reasoning, which the server that computes would constrain"
             )
             raise BadRequest(f"{message}: switch reasoning off, or leave it out", param=param)
-        if self._kind != "vllm" and constraint.kind != "json":
-            raise BadRequest(f"{param}: the server that computes takes JSON schemas only", param=param)
+        kinds, words = TAKEN[self._kind]
+        if constraint.kind not in kinds:
+            raise BadRequest(f"{param}: the server that computes takes {words} only", param=param)
 
     def _check(self, calls: Calls) -> None:
         """Raise BadRequest for calls that cannot be enforced at the backend."""

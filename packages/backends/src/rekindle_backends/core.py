@@ -12,14 +12,16 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
 from rekindle.engine.core.interface import Core, CoreCounts
+from rekindle.engine.core.reporting import report_progress
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
@@ -27,22 +29,40 @@ from rekindle.engine.sequence import Ended
 from rekindle.engine.types import FinishReason
 from rekindle.errors import BackendFailed, RekindleError
 from rekindle.store.commands import StoreCommand
-from rekindle_backends.calls import BackendCalls, scored
-from rekindle_backends.client import Arrived, Backend, Call
+from rekindle_backends.calls import scored
+from rekindle_backends.client import Arrived, Backend, Sending
 from rekindle_backends.memory import Memory, Place
-from rekindle_backends.wire import Piece
+from rekindle_backends.wire import Call, Piece
 
 ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
 
 
+class Left:
+    """What arrives last: nothing of a request is under way any more."""
+
+
+class Calls(Protocol):
+    """Writes requests for one backend."""
+
+    def call(self, request: Request) -> Call:
+        """Return the call of a request; BadRequest for what the backend cannot be asked."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
-class _Answer:
-    """What is under way for a request: its call, and pieces that are held back until the reuse is known."""
+class Answer:
+    """What is under way for a request: its call, and pieces that are held back until the reuse is known.
+
+    `num_certain` leading ids of the reply are the backend's own; None: all of them. Those after it are guessed from its
+    text, and are not remembered.
+    """
 
     request: Request
-    call: Call | None = None
+    call: Sending | None = None
     held: list[Piece] = field(default_factory=list)
     reason: str | None = None
+    num_certain: int | None = None
+    num_reused: int = 0
 
 
 class RemoteCore(Core):
@@ -55,7 +75,7 @@ class RemoteCore(Core):
         self,
         *,
         backend: Backend,
-        calls: BackendCalls,
+        calls: Calls,
         cache: PrefixCache,
         memory: Memory,
         scheduler: Scheduler,
@@ -73,9 +93,8 @@ class RemoteCore(Core):
         self._vocab_size = vocab_size
         self._wake = wake
         self._clock = clock
-        self._arrived: queue.SimpleQueue[tuple[_Answer, Arrived]] = queue.SimpleQueue()
-        self._left: queue.SimpleQueue[Request] = queue.SimpleQueue()  # whose calls have ended
-        self._answers: dict[int, _Answer] = {}  # by the number of the request
+        self._arrived: queue.SimpleQueue[tuple[Answer, Arrived | Left]] = queue.SimpleQueue()
+        self._answers: dict[int, Answer] = {}  # by the number of the request
         self._prompt_tokens = 0
         self._reused_tokens = 0
         orphans = OrphanBlocks(cache.pool)
@@ -136,12 +155,12 @@ class RemoteCore(Core):
         """Deliver what has arrived, end what is not wanted any more, send what waits as far as there is room."""
         while not self._arrived.empty():
             answer, arrived = self._arrived.get_nowait()
-            if answer.request.state is State.RUNNING:
+            if isinstance(arrived, Left):
+                self._memory.left(answer.request)
+            elif answer.request.state is State.RUNNING:
                 self._receive(answer, arrived)
         now = self._clock()
         self._replies.drop_unwanted(now)
-        while not self._left.empty():
-            self._memory.left(self._left.get_nowait())
         self._memory.step(now)
         for request in self.scheduler.picks(self.scheduler.waiting, now):
             if not self.scheduler.has_room():
@@ -160,29 +179,23 @@ class RemoteCore(Core):
         request.reply.generation.begin()
         request.is_reuse_known = False
         self.scheduler.move(request, State.RUNNING)
-        answer = self._answers[request.id] = _Answer(request)
+        answer = self._answers[request.id] = Answer(request)
         try:
-            body, headers = {**self._calls.body(request), **place.options}, self._calls.headers(request)
-            answer.call = self._backend.submit(
-                body, headers, partial(self._put, answer), prepare=place.prepare, left=partial(self._put_left, request)
-            )
+            call, put = self._calls.call(request), partial(self._put, answer)
+            call = replace(call, body={**call.body, **place.options})
+            answer.call = self._backend.submit(call, put, prepare=place.prepare, left=partial(put, Left()))
         except RekindleError as error:
             self._replies.fail(request, error)
             self._memory.left(request)
             return
         self._prompt_tokens += request.sequence.num_prompt
 
-    def _put(self, answer: _Answer, arrived: Arrived) -> None:
-        """Queue what a request got. On the backend's thread."""
+    def _put(self, answer: Answer, arrived: Arrived | Left) -> None:
+        """Queue what a request got, or that its call has ended. On the backend's thread."""
         self._arrived.put((answer, arrived))
         self._wake()
 
-    def _put_left(self, request: Request) -> None:
-        """Queue that the call of a request has ended. On the backend's thread."""
-        self._left.put(request)
-        self._wake()
-
-    def _receive(self, answer: _Answer, arrived: Arrived) -> None:
+    def _receive(self, answer: Answer, arrived: Arrived) -> None:
         request = answer.request
         if isinstance(arrived, RekindleError):
             self._replies.stop(request, arrived)
@@ -190,23 +203,32 @@ class RemoteCore(Core):
             self._finish(answer)
         else:
             if arrived.cached_tokens is not None:
-                self._note_reuse(request, arrived.cached_tokens)
+                self._note_reuse(answer, arrived.cached_tokens)
+            if arrived.done_tokens is not None:
+                self._note_progress(request, arrived.done_tokens)
             answer.reason = arrived.reason or answer.reason
             answer.held.append(arrived)
             if answer.reason is None:
                 self._release(answer)
 
-    def _note_reuse(self, request: Request, cached_tokens: int) -> None:
+    def _note_reuse(self, answer: Answer, cached_tokens: int) -> None:
         """Record what the backend says it has reused of the prompt."""
-        sequence = request.sequence
-        self._reused_tokens -= sequence.reused_tokens
+        request, sequence = answer.request, answer.request.sequence
         reused = min(cached_tokens, sequence.num_prompt)
+        self._reused_tokens += reused - answer.num_reused
+        answer.num_reused = reused
         sequence.warm_tokens = min(sequence.warm_tokens, reused)
         sequence.hot_tokens = reused - sequence.warm_tokens
-        self._reused_tokens += reused
+        self._memory.reused(request, reused)
         request.is_reuse_known = True
 
-    def _release(self, answer: _Answer) -> None:
+    def _note_progress(self, request: Request, done_tokens: int) -> None:
+        """Report how far the backend is with the prompt."""
+        sequence = request.sequence
+        sequence.num_computed = min(done_tokens, sequence.num_prompt)
+        report_progress(request, now=self._clock(), min_reuse_tokens=self._replies.min_reuse_tokens)
+
+    def _release(self, answer: Answer) -> None:
         """Deliver the tokens that were held back, until the reply ends."""
         request, held = answer.request, answer.held
         answer.held = []
@@ -218,6 +240,8 @@ class RemoteCore(Core):
             if fault is not None:
                 self._replies.stop(request, BackendFailed(fault))
                 return
+            if not piece.is_certain and answer.num_certain is None:
+                answer.num_certain = request.sequence.num_generated
             scores = scored(piece.token_ids, piece.scores, num_top, bytes_of)
             for token, score in zip(piece.token_ids, scores, strict=True):
                 if request.state is not State.RUNNING:
@@ -233,7 +257,7 @@ class RemoteCore(Core):
             return "the backend sent no log probabilities: leave logprobs out"
         return None
 
-    def _finish(self, answer: _Answer) -> None:
+    def _finish(self, answer: Answer) -> None:
         """End a request as the backend has ended it, unless its own tokens have."""
         request, reason = answer.request, answer.reason
         self._release(answer)
@@ -251,7 +275,17 @@ class RemoteCore(Core):
         answer = self._answers.pop(request.id, None)
         if answer is not None and answer.call is not None:
             answer.call.cancel()
-        return self._memory.end(request, keep and answer is not None)
+        if answer is None:
+            return self._memory.end(request, keep=False, num_known=0, num_computed=0)
+        num_known, is_computed = self._num_certain(answer), answer.reason == "stop"  # by what follows the last token
+        num_computed = min(num_known, request.sequence.num_tokens - (not is_computed))
+        return self._memory.end(request, keep=keep, num_known=num_known, num_computed=num_computed)
+
+    @staticmethod
+    def _num_certain(answer: Answer) -> int:
+        """Return how many ids of prompt and reply are the backend's own: a turn is remembered up to there."""
+        sequence = answer.request.sequence
+        return sequence.num_tokens if answer.num_certain is None else sequence.num_prompt + answer.num_certain
 
     def settle(self) -> None:
         """Nothing: the backend writes to blocks of its own."""

@@ -33,8 +33,14 @@ class Memory(Protocol):
         """Return where a waiting request is computed now. "wait": nowhere yet, ask again in the next step; "loading":
         what is stored of it is being read."""
 
-    def end(self, request: Request, keep: bool) -> Ended:
-        """End a request, remembered if it is to `keep`; return what is stored of it, or will be."""
+    def reused(self, request: Request, num_tokens: int) -> None:
+        """The backend says how many tokens of a prompt it has reused."""
+
+    def end(self, request: Request, *, keep: bool, num_known: int, num_computed: int) -> Ended:
+        """End a request, remembered if it is to `keep`; return what is stored of it, or will be.
+
+        The ids of its first `num_known` tokens are the backend's own; it has KV of the first `num_computed` at least.
+        """
 
     def left(self, request: Request) -> None:
         """Nothing of a request is at the backend any more; it may have ended before."""
@@ -68,15 +74,18 @@ class TextMemory:
         """Anywhere: the backend knows."""
         return Place()
 
-    def end(self, request: Request, keep: bool) -> Ended:
-        """Register the ids of a sequence as blocks, if it is remembered."""
+    def reused(self, request: Request, num_tokens: int) -> None:
+        """Nothing: it is the backend's business."""
+
+    def end(self, request: Request, *, keep: bool, num_known: int, num_computed: int) -> Ended:
+        """Register the known ids of a sequence as blocks, if it is remembered."""
         sequence, pool = request.sequence, self._cache.pool
         if keep:
-            known = pool.try_reuse_prefix(sequence.root, sequence.ids)
+            known = pool.try_reuse_prefix(sequence.root, sequence.ids[:num_known])
             sequence.table.append_shared(known, len(known) * pool.block_tokens)
-            has_room = self._cache.prepare(sequence, sequence.num_tokens)
+            has_room = self._cache.prepare(sequence, num_known)
             assert has_room, "no other sequence holds blocks, and the pool has room for one"
-            sequence.num_computed = sequence.num_tokens
+            sequence.num_computed = num_known
             self._cache.publish(sequence)
         return self._cache.end(sequence, is_remembered=keep)
 

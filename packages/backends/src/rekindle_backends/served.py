@@ -1,6 +1,7 @@
 """What a backend serves, asked before anything is sent to it: its model's name, its context, its tokens.
 
-Raises ConfigError for a backend that cannot do the work: the message says what to change.
+Of llama-server, whose list of models is read here as well, `llama/served` asks the rest. Raises ConfigError for a
+backend that cannot do the work: the message says what to change.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ PROBE = 'The quick  brown fox, 1234567 years\tago:\n\n  naïve café, Straße �
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of a backend, by its name there. `max_context` None: it does not say."""
+    """A model of a backend, by its name there. `max_context` and `num_bytes` (of its weights) None: it does not say."""
 
     name: str
     max_context: int | None
+    num_bytes: int | None = None
 
     @classmethod
     def find(cls, backend: Backend, wanted: str | None, names: Sequence[str]) -> Served:
         """Choose the model `wanted`, else the only one that is no adapter, else one of these `names`."""
-        status, body = _answer(backend, "GET", MODELS)
-        if status in (401, 403):
-            raise ConfigError(f"backend: {backend.url} refuses our key: set backend_key (REKINDLE_BACKEND_KEY)")
+        status, body = ask(backend, "GET", MODELS)
         entries = _entries(body)
         if status != 200 or not entries:
             raise ConfigError(f"backend: {backend.url}{MODELS} lists no models (status {status}): is the URL right?")
@@ -44,7 +44,7 @@ class Served:
             chosen = base if len(base) == 1 else named
             if len(chosen) != 1:
                 raise ConfigError(f"backend: {backend.url} serves several models: set backend_model to one of {listed}")
-        return cls(str(chosen[0]["id"]), _length(chosen[0]))
+        return cls(str(chosen[0]["id"]), _length(chosen[0]), _number(chosen[0].get("meta"), "size"))
 
     def difference(self, listed: Any) -> str | None:
         """Return in what a later list of models differs from this, as a sentence; None: in nothing."""
@@ -53,6 +53,8 @@ class Served:
             return f"it no longer serves {self.name!r}: restart this server for the model that it serves"
         if _length(entry) != self.max_context:
             return f"its context was {self.max_context} tokens and is {_length(entry)}: restart this server"
+        if _number(entry.get("meta"), "size") != self.num_bytes:
+            return f"it serves another model of the name {self.name!r}: restart this server"
         return None
 
 
@@ -64,7 +66,12 @@ def _entries(body: Any) -> list[dict[str, Any]]:
 
 
 def _length(entry: dict[str, Any]) -> int | None:
-    found = entry.get("max_model_len")
+    """Return the context of a model: vLLM's word for it, else llama-server's, which is that of a slot."""
+    return _number(entry, "max_model_len") or _number(entry.get("meta"), "n_ctx")
+
+
+def _number(values: Any, name: str) -> int | None:
+    found = values.get(name) if isinstance(values, dict) else None
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -76,7 +83,7 @@ def check_tokens(backend: Backend, served: Served, encode: Callable[[str], Seque
     ids = [int(token_id) for token_id in encode(PROBE)]
     note = _same_tokens(backend, served, ids)
     body = {"model": served.name, "prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-    status, answer = _answer(backend, "POST", COMPLETIONS, body)
+    status, answer = ask(backend, "POST", COMPLETIONS, body)
     if status != 200:
         raise ConfigError(f"backend: it does not take prompts as token ids (status {status}): {error_text(answer)}")
     match answer:
@@ -85,27 +92,36 @@ def check_tokens(backend: Backend, served: Served, encode: Callable[[str], Seque
         case _:
             raise ConfigError(
                 "backend: it returns no token ids (return_token_ids), without which no reply can be remembered: vLLM "
-                "does from 0.10.2 on"
+                "does from 0.10.2 on; a llama-server is asked in another way: write llama.cpp=URL"
             )
     if choice.get("prompt_token_ids") not in (None, ids):
         raise ConfigError("backend: it changed the token ids of a prompt, so nothing could be matched")
     return note
 
 
-def _answer(backend: Backend, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+def ask(backend: Backend, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    """Ask a backend something; ConfigError if it does not answer, or refuses our key."""
     try:
-        return backend.ask(method, path, body)
+        status, answer = backend.ask(method, path, body)
     except BackendFailed as error:
         raise ConfigError(f"backend: {error}") from error
+    if status in (401, 403):
+        raise ConfigError(f"backend: {backend.url} refuses our key: set backend_key (REKINDLE_BACKEND_KEY)")
+    return status, answer
 
 
 def _same_tokens(backend: Backend, served: Served, ids: Sequence[int]) -> str:
     body = {"model": served.name, "prompt": PROBE, "add_special_tokens": False}
-    status, answer = _answer(backend, "POST", TOKENIZE, body)
-    if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("tokens"), list):
+    return compare_tokens(served, ids, *ask(backend, "POST", TOKENIZE, body))
+
+
+def compare_tokens(served: Served, ids: Sequence[int], status: int, answer: Any) -> str:
+    """Compare our ids of the probe with a backend's answer; return what was found. ConfigError if they differ."""
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if status != 200 or not isinstance(tokens, list) or not tokens:  # none: it looked for the text under another name
         return f"whether its tokenizer is the same is not known: it has no {TOKENIZE} (status {status})"
-    if answer["tokens"] != list(ids):
-        at = next((n for n, pair in enumerate(zip(answer["tokens"], ids, strict=False)) if pair[0] != pair[1]), 0)
+    if tokens != list(ids):
+        at = next((n for n, pair in enumerate(zip(tokens, ids, strict=False)) if pair[0] != pair[1]), 0)
         raise ConfigError(
             f"backend: {served.name!r} has another tokenizer than the model that is served here (they differ at token "
             f"{at} of a text): serve the same model at both"

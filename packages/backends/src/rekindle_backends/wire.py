@@ -1,12 +1,12 @@
-"""What a backend is sent and sends: OpenAI's text completions over token ids, as vLLM extends them.
+"""What a backend is sent and sends: a call, the pieces of its answer, and OpenAI's completions as vLLM extends them.
 
-Owns the shape of bodies and of the chunks of a stream. Opens no connection.
+Owns the shape of bodies and of the chunks of a stream; llama-server's own are in `llama/wire`. Opens no connection.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,27 @@ class ScoredToken:
 class Piece:
     """One chunk of a reply. `reason` ends it; `cached_tokens` of the prompt were reused (None: not said).
 
-    `scores`, if they were requested, has one for each token.
+    `scores`, if they were requested, has one for each token, None where there is none. `is_certain` False: the backend
+    left ids out, and not even its text says which; the text of `token_ids` is right. `done_tokens`: so many of the
+    prompt are computed or were reused.
     """
 
     token_ids: tuple[int, ...] = ()
-    scores: tuple[ScoredToken, ...] = ()
+    scores: tuple[ScoredToken | None, ...] = ()
     reason: str | None = None
     cached_tokens: int | None = None
+    is_certain: bool = True
+    done_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to a backend: its path, body and headers; `read` takes the data of its stream's events, in order."""
+
+    path: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+    read: Callable[[str], Piece]
 
 
 def completion_body(model: str, prompt_ids: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,27 +93,33 @@ def read_piece(data: str) -> Piece:
         choices, usage = chunk["choices"], chunk.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if not choices:
-            return Piece(cached_tokens=_count(cached))
+            return Piece(cached_tokens=count(cached))
         (choice,) = choices
-        ids, reason = tuple(map(_whole, choice.get("token_ids") or ())), choice.get("finish_reason")
+        ids, reason = tuple(map(whole, choice.get("token_ids") or ())), choice.get("finish_reason")
         if not isinstance(reason, str | None):
             raise ValueError("finish_reason is no text")
-        return Piece(ids, _scores(choice.get("logprobs"), len(ids)), reason, _count(cached))
+        return Piece(ids, _scores(choice.get("logprobs"), len(ids)), reason, count(cached))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BackendFailed(f"the backend sent what is no chunk of a completion ({error}): {data[:200]}") from error
+        raise no_chunk(data, error) from error
 
 
-def _whole(value: Any) -> int:
+def no_chunk(data: str, error: Exception) -> BackendFailed:
+    """Return the error for the data of an event that cannot be read."""
+    return BackendFailed(f"the backend sent what is no chunk of a completion ({error}): {data[:200]}")
+
+
+def whole(value: Any) -> int:
+    """Return a whole number; ValueError for anything else."""
     if type(value) is not int:
         raise ValueError(f"{str(value)[:40]!r} is no whole number")
     return value
 
 
-def _count(value: Any) -> int | None:
+def count(value: Any) -> int | None:
     """Return a number of tokens, None if it was not said."""
-    if value is not None and _whole(value) < 0:
+    if value is not None and whole(value) < 0:
         raise ValueError(f"{value} tokens")
-    return None if value is None else _whole(value)
+    return None if value is None else whole(value)
 
 
 def _scores(found: Mapping[str, Any] | None, num_tokens: int) -> tuple[ScoredToken, ...]:

@@ -1,1 +1,1 @@
-"""llama.cpp's own formats: the states of its server's slots, as blocks of ours."""
+"""llama.cpp's server as what computes: what it is sent and sends, how one is started, and the states of its slots."""

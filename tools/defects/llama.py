@@ -1,0 +1,79 @@
+"""Defects in a front of llama-server: what it is sent, what its streams leave out, how one is started."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import Mutant, one
+
+CORE = "rekindle_backends/core.py"
+SERVED = "rekindle_backends/served.py"
+CALLS, GAPS, WIRE = (f"rekindle_backends/llama/{name}.py" for name in ("calls", "gaps", "wire"))
+OF_FRONT, OF_GAPS, OF_WIRE = (f"tests/backends/test_{name}.py" for name in ("llama_front", "gaps", "llama_wire"))
+PASSED = f"{OF_FRONT}::test_what_is_passed_on"
+SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
+LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
+ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
+
+LLAMA: tuple[Mutant, ...] = (
+    one(
+        "ids in a gap that would have been sent",
+        GAPS,
+        "if stop < len(data) and data[stop] & 0xC0 == 0x80:",
+        "if stop <= len(data):",
+        ONLY,
+    ),
+    one("a gap that cannot have control tokens", GAPS, "return self._num_silent, None", "return 0, None", ONLY),
+    one(
+        "the first of several answers as the only one",
+        GAPS,
+        "is_only=found.count == 1)",
+        "is_only=True)",
+        ONLY,
+    ),
+    one("ids of large numbers first in a gap", GAPS, "known.largest <= largest", "known.largest > largest", OF_GAPS),
+    one("events whose missing tokens add up", WIRE, "self._num_tokens = num_tokens", "self._num_tokens += 1", LEFT_OUT),
+    one(
+        "a gap that is certain without a reason",
+        WIRE,
+        ", is_certain=found.is_only)",
+        ")",
+        f"{OF_FRONT}::test_what_is_certain_is_remembered",
+    ),
+    one(
+        "guessed ids that are remembered",
+        CORE,
+        "return sequence.num_tokens if answer.num_certain is None else sequence.num_prompt + answer.num_certain",
+        "return sequence.num_tokens",
+        f"{OF_FRONT}::test_what_is_certain_is_remembered",
+    ),
+    one(
+        "progress of a prompt as a token",
+        WIRE,
+        'if "prompt_progress" in event:',
+        'if "prompt_progress" in event and not event["tokens"]:',
+        f"{OF_WIRE}::test_progress_has_no_tokens",
+    ),
+    one("a seed that asks llama-server for any", CALLS, "sampler.seed % SEEDS", "sampler.seed % (SEEDS + 1)", SENT),
+    one(
+        "a repetition penalty on the last tokens only",
+        CALLS,
+        '"repeat_last_n": self.max_context}',
+        '"repeat_last_n": PENALISED}',
+        PASSED,
+    ),
+    one("samplers in llama-server's own order", WIRE, '"samplers": SAMPLERS,', '"samplers": SAMPLERS[::-1],', SENT),
+    one("text of a choice that ends it", CALLS, r"""[\\"\x00""", r"""[\\\x00""", f"{OF_WIRE}::test_constraints"),
+    one(
+        "a tokenizer that is another as it says nothing",
+        SERVED,
+        "or not isinstance(tokens, list) or not tokens:",
+        "or not isinstance(tokens, list):",
+        f"{OF_FRONT}::test_what_is_said_of_it_as_another_server",
+    ),
+    one(
+        "another model of the same name",
+        SERVED,
+        'if _number(entry.get("meta"), "size") != self.num_bytes:',
+        "if not entry:",
+        "tests/backends/test_served.py::test_another_model_of_the_same_name_is_noticed",
+    ),
+)
