@@ -198,7 +198,7 @@ FRONTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a front that finds texts of another tokenizer",
-        (Edit(FRONT, '"tokenizer": tokenizer, "architecture"', '"architecture"'),),
+        (Edit(FRONT, ', "tokenizer": tokenizer}', "}"),),
         (f"{MEMORY}::test_another_tokenizer_finds_nothing",),
     ),
     one(

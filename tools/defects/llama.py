@@ -13,7 +13,64 @@ SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
 LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
 ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
 
+MEMORY, KEEPING, SLOTS, STATES = (
+    f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "slots", "states")
+)
+OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
+AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
+KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
+
 LLAMA: tuple[Mutant, ...] = (
+    one(
+        "a slot taken before its state is read",
+        MEMORY,
+        "if slot.unkept is not None and num_held < len(slot.unkept.ids):",
+        "if False:",
+        AGENTS,
+    ),
+    one(
+        "a slot of another namespace's tokens",
+        SLOTS,
+        "num_common(self.ids, ids) if root == self.root else 0",
+        "num_common(self.ids, ids)",
+        f"{OF_MEMORY}::test_namespaces_share_nothing",
+    ),
+    one("a state that is never read", KEEPING, "self._due_at(slot, slot.unkept) <= now", "False", KILLED),
+    one(
+        "a record before the blocks of its turn",
+        KEEPING,
+        "                return command.head in slot.unkept.heads\n",
+        "                return False\n",
+        KILLED,
+    ),
+    one(
+        "a state read for an agent that was purged",
+        KEEPING,
+        "if branch is None and slot.owner == (command.namespace, command.agent):",
+        "if False:",
+        f"{OF_MEMORY}::test_a_purge_empties_slots_and_disk",
+    ),
+    one(
+        "slots that are believed after a restart of their server",
+        MEMORY,
+        "if self._count() != self._generation:",
+        "if False:",
+        f"{OF_MEMORY}::test_a_state_that_was_not_read_is_computed_again",
+    ),
+    one(
+        "windows of known blocks left empty",
+        "rekindle_backends/llama/transfer.py",
+        "& ~part.present(end)",
+        "& (np.arange(end) >= first)",
+        f"{OF_MEMORY}::test_windows_that_were_evicted_are_filled_again",
+    ),
+    one(
+        "files of states left on the RAM disk",
+        STATES,
+        "            self._ram_disk.remove(name)\n\n    async def take",
+        "            pass\n\n    async def take",
+        f"{OF_MEMORY}::test_no_file_is_left",
+    ),
     one(
         "ids in a gap that would have been sent",
         GAPS,

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from rekindle.compute.cpu.memory import memory_of
 from rekindle.config import SETTINGS, BackendKind, Settings
 from rekindle.engine.builder import Builder, Computing
-from rekindle.engine.capacity import check_disk
+from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.factory import check_places
-from rekindle.errors import ConfigError
+from rekindle.errors import BackendFailed, ConfigError
 from rekindle.kv.arena import KVArena
 from rekindle.model.checkpoint import Source
 from rekindle.model.described import DescribedModel
@@ -36,12 +39,20 @@ from rekindle_backends.core import Calls, RemoteCore
 from rekindle_backends.llama.calls import LlamaCalls
 from rekindle_backends.llama.command import gguf_of, llama_command
 from rekindle_backends.llama.gaps import Gaps
+from rekindle_backends.llama.keeping import STEP_TOKENS
+from rekindle_backends.llama.layout import BLOCK_TOKENS, Unsupported
+from rekindle_backends.llama.memory import SlotMemory
+from rekindle_backends.llama.probe import ProbedSlots, probe
+from rekindle_backends.llama.ram_disk import RamDisk
 from rekindle_backends.llama.served import LlamaServed
-from rekindle_backends.memory import TextMemory
+from rekindle_backends.llama.slot_file import SlotFileError
+from rekindle_backends.llama.states import States
+from rekindle_backends.memory import Memory, TextMemory
 from rekindle_backends.process import OwnServer
 from rekindle_backends.served import Served, check_tokens
 from rekindle_backends.vllm_command import vllm_command
 
+logger = logging.getLogger(__name__)
 NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8 MiB
 TEXT_VERSION = 1
 
@@ -58,16 +69,20 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     encoder = PromptEncoder.from_dir(directory, clock=clock)
     sampling = SamplingDefaults.read(directory, settings.model.sampling)
     digest = tokenizer_digest(directory, DigestCache(None))
-    backend = _backend(settings, _own(settings, source, use_store=use_store))
+    closing = ExitStack()
+    ram_disk = _ram_disk(settings, closing)
+    own = _own(settings, source, ram_disk, use_store=use_store)
+    backend = _backend(settings, own, closing)
     backend.start()
     try:
         found = _found(settings, backend, (source.name, settings.model.model or "", str(directory)), encoder)
+        slots = _OwnSlots.find(settings, source, backend, own, ram_disk)
         started["weights"] = time.time()
-        spec = _spec(settings, source.name, described, digest, found.max_context)
+        spec = _spec(settings, source.name, described, digest, found.max_context, slots.probed)
         spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
         if use_store:
             check_disk(settings.store, spec)
-        computing = _computing(settings, spec, encoder, backend, found, sampling)
+        computing = _computing(settings, spec, encoder, backend, found, slots, sampling, closing)
         components = Builder(settings, computing, started, use_store=use_store).components
     except BaseException:
         backend.stop()
@@ -78,7 +93,12 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
 
 def _check_settings(settings: Settings) -> None:
     """Raise ConfigError for settings of what computes: here they would do nothing."""
+    keeps_slots = settings.backend.kind == "llama.cpp" and settings.backend.is_own
+    if keeps_slots and settings.cache.block_tokens != BLOCK_TOKENS:
+        raise ConfigError(f"block_tokens: slots of llama.cpp are cut into blocks of {BLOCK_TOKENS}: leave it out")
     for name, known in SETTINGS.items():
+        if name == "hot_bytes" and keeps_slots:
+            continue
         if known.about.computing and getattr(getattr(settings, known.section), known.field) != known.default:
             raise ConfigError(f"{name}: another server computes (backend); set it there, if it has the like")
 
@@ -115,13 +135,73 @@ def _found(settings: Settings, backend: Backend, names: Sequence[str], encoder: 
     return _Found(served, served.max_context, check_tokens(backend, served, encode))
 
 
-def _backend(settings: Settings, own: OwnServer | None) -> Backend:
+@dataclass(frozen=True, slots=True)
+class _OwnSlots:
+    """The slots of a llama-server of our own, if their states can be blocks; `notes` say what was found of them."""
+
+    own: OwnServer | None = None
+    ram_disk: RamDisk | None = None
+    probed: ProbedSlots | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def find(
+        cls, settings: Settings, source: Source, backend: Backend, own: OwnServer | None, ram_disk: RamDisk | None
+    ) -> _OwnSlots:
+        """Read the state of a few tokens; without one that can be used the server computes, and texts are kept."""
+        if own is None or ram_disk is None:
+            return cls()
+        digests = DigestCache(settings.store.directory() / "digests.json" if settings.store.enabled else None)
+        flags = shlex.split(settings.backend.flags or "")
+        try:
+            probed = probe(backend, ram_disk, file=gguf_of(source), flags=flags, digests=digests)
+        except (BackendFailed, SlotFileError, Unsupported) as error:
+            logger.warning("this llama-server's slots are not kept, only texts: %s", error)
+            return cls(notes=(f"its slots are not kept: {error}",))
+        return cls(own, ram_disk, probed, (f"its slots are kept: {probed.layout.describe()}",))
+
+    def memory(self, parts: Builder, backend: Backend, num_slots: int, closing: ExitStack) -> Memory:
+        """Return the memory of these slots, or of texts alone."""
+        if self.own is None or self.ram_disk is None or self.probed is None:
+            return TextMemory(parts.cache)
+        own, states = self.own, States(backend, self.ram_disk, parts.cache.arena, self.probed.shape)
+        closing.callback(states.close)
+        return SlotMemory(
+            backend=backend,
+            cache=parts.cache,
+            states=states,
+            num_slots=num_slots,
+            generation=lambda: own.num_starts,
+            wake=parts.loop.wake,
+            clock=time.perf_counter,
+        )
+
+    def arena(self, settings: Settings, spec: ModelSpec) -> KVArena:
+        """Return hot memory for the rows of the slots, or for texts."""
+        if self.probed is None:
+            return KVArena(spec.layout, max(NUM_BLOCKS, 2 * -(-spec.max_context // spec.layout.block_tokens)))
+        memory = memory_of("cpu")
+        check_budget(settings.cache, "cpu", memory)
+        hot = capacity(settings.cache, spec, memory, chunk_tokens=STEP_TOKENS)
+        return KVArena(spec.layout, hot.num_blocks, windows=hot.windows)
+
+
+def _ram_disk(settings: Settings, closing: ExitStack) -> RamDisk | None:
+    """Return where states of slots pass through; None where none are kept."""
+    if not (settings.backend.kind == "llama.cpp" and settings.backend.is_own and settings.cache.reuse == "on"):
+        return None
+    ram_disk = RamDisk()
+    closing.callback(ram_disk.close)
+    return ram_disk
+
+
+def _backend(settings: Settings, own: OwnServer | None, closing: ExitStack) -> Backend:
     given = settings.backend
     url, key = (given.url, given.key) if own is None else (own.command.url, own.command.key or given.key)
-    return Backend(Address(url, key, given.silence_s), own=own)
+    return Backend(Address(url, key, given.silence_s), own=own, closing=closing)
 
 
-def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnServer | None:
+def _own(settings: Settings, source: Source, ram_disk: RamDisk | None, *, use_store: bool) -> OwnServer | None:
     """Start a server, if that is asked for; None: the backend is another's.
 
     A vLLM gets our connector, with its records next to the texts.
@@ -130,7 +210,10 @@ def _own(settings: Settings, source: Source, *, use_store: bool) -> OwnServer | 
         return None
     flags = shlex.split(settings.backend.flags or "")
     if settings.backend.kind == "llama.cpp":
-        command = llama_command(gguf_of(source), flags=flags, max_context=settings.engine.max_context)
+        # Its own cache of states in memory would only double what is kept here.
+        kept = () if ram_disk is None else ("--slot-save-path", f"{ram_disk.path}/", "--cache-ram", "0")
+        file, most = gguf_of(source), settings.engine.max_context
+        command = llama_command(file, flags=flags, max_context=most, arguments=kept)
     else:
         if settings.store.slot == "auto":
             raise ConfigError("slot: a vLLM that is started here needs to know its slot: write its number")
@@ -147,17 +230,19 @@ def _computing(
     encoder: PromptEncoder,
     backend: Backend,
     found: _Found,
+    slots: _OwnSlots,
     sampling: SamplingDefaults,
+    closing: ExitStack,
 ) -> Computing:
     kind = settings.backend.kind
-    num_blocks = max(NUM_BLOCKS, 2 * -(-spec.max_context // spec.layout.block_tokens))
+    num_slots = found.llama.num_slots if found.llama is not None else 0
 
     def new_core(parts: Builder) -> RemoteCore:
         return RemoteCore(
             backend=backend,
             calls=found.calls(kind, spec, encoder, parts.cache.secret),
             cache=parts.cache,
-            memory=TextMemory(parts.cache),
+            memory=slots.memory(parts, backend, num_slots, closing),
             scheduler=Scheduler(settings.engine, parts.costs, max_chunk_tokens=1),
             vocab_size=spec.vocab_size,
             min_reuse_tokens=settings.cache.min_reuse_tokens,
@@ -169,11 +254,11 @@ def _computing(
         device="cpu",
         spec=spec,
         encoder=encoder,
-        arena=KVArena(spec.layout, num_blocks),
+        arena=slots.arena(settings, spec),
         max_context=spec.max_context,
-        notes=(f"computed by {found.served.name} at {backend.url} ({kind}); {found.note}",),
+        notes=(f"computed by {found.served.name} at {backend.url} ({kind}); {found.note}", *slots.notes),
         promise="none",
-        label=f"{spec.name} (texts of a front)",
+        label=f"{spec.name} ({'texts of a front' if slots.probed is None else 'slots of llama.cpp'})",
         sampling=sampling,
         new_core=new_core,
         new_constraints=lambda encoder, form: BackendConstraints(kind, form),
@@ -182,16 +267,25 @@ def _computing(
 
 
 def _spec(
-    settings: Settings, name: str, described: DescribedModel, tokenizer: str, max_context: int | None
+    settings: Settings,
+    name: str,
+    described: DescribedModel,
+    tokenizer: str,
+    max_context: int | None,
+    probed: ProbedSlots | None,
 ) -> ModelSpec:
-    """Return what is known of the model; a block has the smallest layer that there can be."""
+    """Return what is known of the model; a block of texts alone has the smallest layer that there can be."""
     given = (settings.engine.max_context, described.max_context, max_context)
     limits = [each for each in given if each is not None]
     if not limits:
         raise ConfigError("max_context: neither config.json nor the backend says how long prompts may be: set it")
     layer = LayerSpec(0, 1, 1, 1, None, "bf16", "bf16")
-    identity = {"texts": TEXT_VERSION, "tokenizer": tokenizer, "architecture": described.architecture, "model": name}
-    layout = KVLayout(settings.cache.block_tokens, (layer,))
+    identity: dict[str, object] = {"texts": TEXT_VERSION, "tokenizer": tokenizer}
+    if probed is None:
+        identity |= {"architecture": described.architecture, "model": name}
+    else:
+        identity |= probed.identity
+    layout = KVLayout(settings.cache.block_tokens, (layer,)) if probed is None else probed.layout
     hasher = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=32, person=b"rekindle-front")
     hasher.update(layout.digest)
     return ModelSpec(

@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -75,13 +76,14 @@ class Sending:
 class Backend:
     """A client of one server; `start` it, `stop` it once. Any thread may call any method.
 
-    A server of our `own` ends with it.
+    A server of our `own` ends with it; `closing` is closed after that.
     """
 
-    def __init__(self, address: Address, *, own: OwnServer | None = None) -> None:
+    def __init__(self, address: Address, *, own: OwnServer | None = None, closing: ExitStack | None = None) -> None:
         self.url = address.url
         self._address = address
         self._own = own
+        self._closing = ExitStack() if closing is None else closing
         self._loop = asyncio.new_event_loop()
         self._client: httpx.AsyncClient | None = None
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
@@ -102,6 +104,7 @@ class Backend:
             self.worker.join()
         if self._own is not None:
             self._own.stop()
+        self._closing.close()
 
     def problem(self) -> str | None:
         """Return what is wrong with the backend and what to do; None if all is well. Never blocks."""

@@ -77,6 +77,7 @@ class OwnServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.command = command
+        self.num_starts = 0
         self._pauses_s = tuple(pauses_s)
         self._clock = clock
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -121,6 +122,7 @@ class OwnServer:
         with self._lock:
             if self._stopping.is_set():
                 return False
+            self.num_starts += 1
             self._keeper = subprocess.Popen(
                 [sys.executable, "-m", "rekindle_backends.keeper", *self.command.arguments],
                 env={**os.environ, **self.command.environment},

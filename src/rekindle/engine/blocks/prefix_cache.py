@@ -182,6 +182,10 @@ class PrefixCache:
             return None
         return self._store.stored(block_hash)
 
+    def is_stored(self, block_hash: BlockHash) -> bool:
+        """Whether a block is on disk."""
+        return self._store is not None and self._store.contains(block_hash)
+
     def share_prompt(self, sequence: Sequence, computed: Sequence) -> None:
         """Give a sequence the blocks of one that has computed the same prompt; the first to write copies the tail."""
         count, rest = divmod(sequence.num_prompt, self.pool.block_tokens)

@@ -246,7 +246,7 @@ class AgentMemory:
             return
         self.index(ended.branch)
         if turn.head_tokens:
-            self.save(replace(record_of(ended.branch), num_tokens=turn.head_tokens))
+            self.save(record_of(ended.branch, turn.head_tokens))
 
     def adopt(self, branch: KnownBranch) -> bool:
         """Remember a branch that was computed elsewhere; False if it was known. It is durable with its next turn."""

@@ -10,19 +10,20 @@ from rekindle.engine.memory.branches import Branch, KnownBranch
 from rekindle.store.warm import SequenceRecord
 
 
-def record_of(branch: Branch) -> SequenceRecord:
-    """Return the branch as a record for the store."""
+def record_of(branch: Branch, num_tokens: int | None = None) -> SequenceRecord:
+    """Return the branch as a record for the store, or its first `num_tokens`, of which it then says no more."""
+    most = branch.num_tokens if num_tokens is None else num_tokens
     return SequenceRecord(
         namespace=branch.namespace,
         agent=branch.agent,
         branch=branch.number,
         root=branch.root,
         head=branch.head,
-        num_tokens=branch.num_tokens,
-        canonical_tokens=branch.canonical_tokens,
+        num_tokens=most,
+        canonical_tokens=min(branch.canonical_tokens, most),
         last_use=branch.last_use,
-        turn_ends=branch.turn_ends,
-        resume_points=branch.resume_points,
+        turn_ends=tuple(end for end in branch.turn_ends if end <= most),
+        resume_points=tuple(at for at in branch.resume_points if at <= most),
     )
 
 
@@ -39,7 +40,7 @@ def durable_tokens(branch: Branch, block_tokens: int) -> int:
 def to_save(branches: Iterable[Branch], block_tokens: int) -> tuple[SequenceRecord, ...]:
     """Return the records to save for these branches; none for a branch without a block."""
     each = ((branch, durable_tokens(branch, block_tokens)) for branch in branches)
-    return tuple(replace(record_of(branch), num_tokens=num_tokens) for branch, num_tokens in each if num_tokens)
+    return tuple(record_of(branch, num_tokens) for branch, num_tokens in each if num_tokens)
 
 
 def branch_of(record: SequenceRecord) -> Branch:

@@ -42,7 +42,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def take(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end: int) -> None:
-    """Copy tokens [first, end) of a file into the blocks of its conversation, in all parts that these blocks have.
+    """Copy tokens [first, end) of a file into the blocks of its conversation, and all rows of windows that they lack.
 
     Rows of a window that the file lacks stay as they are. SlotFileError, and nothing is copied, if the file does not
     have every token of its text exactly once.
@@ -54,8 +54,11 @@ def take(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end:
         part = _Part.of(arena, index, blocks)
         there = np.zeros(end, dtype=np.bool_)
         positions = rows.positions[order]
-        there[positions[(positions >= first) & (positions < end)]] = True
-        there &= np.repeat(part.has, BLOCK_TOKENS)[:end]
+        there[positions[positions < end]] = True
+        if index:
+            there &= np.repeat(part.has, BLOCK_TOKENS)[:end] & ~part.present(end)
+        else:
+            there[:first] = False
         for begin, stop in _runs(there):
             at = int(np.searchsorted(positions, begin))
             _take_run(file, index, part, _cells(order[at : at + stop - begin]), range(begin, stop))

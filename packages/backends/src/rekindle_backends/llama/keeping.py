@@ -1,0 +1,295 @@
+"""Turns whose KV only a slot has, until the slot's state is read, cut into blocks, and on its way to the store.
+
+    unkept ──rested, wanted, or somebody waits──▶ read ──▶ copied into blocks ──▶ published, saved
+       └──another turn continues it──▶ unkept, with what waits for both            └──▶ what waited goes to the store
+
+Owns what waits for a state to be read, and the blocks that are filled from one. What a slot's file does not have is not
+kept. Called on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from rekindle.cache.blocks.table import BlockTable
+from rekindle.cache.blocks.windows import WindowSlots
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.sequence import Sequence
+from rekindle.errors import RekindleError
+from rekindle.store.commands import Delete, Move, Purge, StoreCommand
+from rekindle.store.values import SequenceRecord
+from rekindle_backends.client import Backend
+from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of, num_common
+from rekindle_backends.llama.states import States
+
+logger = logging.getLogger(__name__)
+REST_S = 0.05  # shortest rest of a slot before it is read
+MOST_UNKEPT_S = 60.0  # then it is read when it is next free, however short its rests are
+STEP_TOKENS = 512  # of a state, for which blocks get their parts of windows at once
+
+
+class Keeping:
+    """Keeps the turns of these slots; `post` has something done on the engine's thread, from any thread."""
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        cache: PrefixCache,
+        states: States,
+        slots: Slots,
+        post: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_kept_tokens = 0
+        self.num_lost = 0  # ended turns whose KV could not be kept
+        self.held: set[BlockTable] = set()  # of states that are being read
+        self.has_tails = bool(cache.arena.layout.ending)  # windows go on where they end alone
+        self._backend = backend
+        self._cache = cache
+        self._states = states
+        self._slots = slots
+        self._post = post
+        self._clock = clock
+        self._seconds_per_token = 0.0  # of reading a state
+
+    def step(self, now: float) -> None:
+        """Begin to read the slots that are due."""
+        for slot in self._slots:
+            if not slot.is_busy and slot.unkept is not None and self._due_at(slot, slot.unkept) <= now:
+                self.keep(slot)
+
+    def seconds_left(self, now: float) -> float | None:
+        """In how many seconds the next slot is due; None if none is."""
+        due = [
+            self._due_at(slot, slot.unkept) - now
+            for slot in self._slots
+            if slot.unkept is not None and not slot.is_busy
+        ]
+        return max(0.0, min(due)) if due else None
+
+    def _due_at(self, slot: Slot, unkept: Unkept) -> float:
+        """When a free slot is read: an agent that comes back sooner than that pays for no reading."""
+        if unkept.urgent:
+            return 0.0
+        rest_s = max(REST_S, self._seconds_per_token * len(unkept.ids))
+        return min(slot.used + rest_s, unkept.since + MOST_UNKEPT_S)
+
+    def keep(self, slot: Slot) -> None:
+        """Begin to read the state of a free slot."""
+        assert slot.unkept is not None and not slot.is_busy, "there is nothing to keep, or it computes"
+        slot.is_busy = slot.is_read = True
+        try:
+            self._backend.run(self._read(slot, slot.unkept, self._clock()))
+        except RekindleError as error:
+            self._kept_nothing(slot, slot.unkept, error)
+
+    async def _read(self, slot: Slot, unkept: Unkept, began: float) -> None:
+        """Read a slot's state. On the backend's thread."""
+        try:
+            file = await self._states.save(slot.number, len(unkept.ids))
+        except Exception as error:
+            # Border: whatever fails here costs this turn's KV, which is computed again.
+            self._post(partial(self._kept_nothing, slot, unkept, error))
+            return
+        self._post(self._guarded(slot, unkept, partial(self._copy, slot, unkept, file, began)))
+
+    def _guarded(self, slot: Slot, unkept: Unkept, work: Callable[[], None]) -> Callable[[], None]:
+        """Work on a state that was read: a failure costs its KV, and nobody waits for it."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._kept_nothing(slot, unkept, error)
+                raise
+
+        return run
+
+    def _copy(self, slot: Slot, unkept: Unkept, file: SlotFile, began: float) -> None:
+        """Begin to copy what is new of a state into blocks; it may be less, or more, than was believed."""
+        if slot.unkept is not unkept:  # its agent was forgotten meanwhile
+            self.free(slot)
+            return
+        num_tokens = num_common(file.tokens.astype(np.uint32), unkept.ids)
+        if not self.has_tails:
+            num_tokens -= num_tokens % self._cache.pool.block_tokens
+        sequence = self._sequence(unkept, num_tokens)
+        first = sequence.table.num_tokens
+        if num_tokens <= first or not self._has_room(sequence):
+            sequence.table.release()
+            self._kept(slot, unkept, first)
+            return
+        self.held.add(sequence.table)
+        try:
+            self._backend.run(self._fill(slot, unkept, file, sequence, first, began))
+        except RekindleError as error:
+            self.drop(sequence.table)
+            self._kept_nothing(slot, unkept, error)
+
+    def _sequence(self, unkept: Unkept, num_tokens: int) -> Sequence:
+        """A sequence of the first tokens of a turn, with those of its blocks that are in memory."""
+        ids, pool = unkept.ids[:num_tokens], self._cache.pool
+        sequence = Sequence(unkept.root, ids, self._cache.new_table(), "continuation", "prefill")
+        sequence.resume_points |= {at for at in unkept.resume_points if at <= num_tokens}
+        known = pool.try_reuse_prefix(unkept.root, ids)
+        given = self._with_windows(known)
+        sequence.table.append_shared(known, len(known) * pool.block_tokens)
+        for slots, block in given:
+            slots.release(block)
+        return sequence
+
+    def _with_windows(self, blocks: list[int]) -> list[tuple[WindowSlots, int]]:
+        """Give known blocks the parts of windows that a table of them holds, empty; return those, each held once.
+
+        Without room for one, nothing is known: all is copied again.
+        """
+        given: list[tuple[WindowSlots, int]] = []
+        pool, layout = self._cache.pool, self._cache.arena.layout
+        for slots, part in zip(pool.windows, layout.ending, strict=True):
+            first = slots.kind.first_needed(len(blocks) * pool.block_tokens, pool.block_tokens)
+            for block in blocks[first:]:
+                if slots.has(block):
+                    continue
+                if not slots.take(block):
+                    for others, each in given:
+                        others.release(each)
+                    pool.release_all(blocks)
+                    blocks.clear()
+                    return []
+                self._cache.arena.wipe_row(part, self._cache.arena.row(part, block))
+                given.append((slots, block))
+        return given
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Reserve blocks for a sequence, with their parts of windows for the end alone; what they held is wiped."""
+        table, cache = sequence.table, self._cache
+        num_before = len(table.blocks)
+        while table.num_tokens < sequence.num_prompt:
+            end = min(sequence.num_prompt, table.num_tokens + STEP_TOKENS)
+            if not cache.prepare(sequence, end):
+                logger.warning("hot memory has no room for %d tokens: they are not kept", sequence.num_prompt)
+                return False
+            table.num_tokens = end
+            table.end_parts()
+        for block in table.blocks[num_before:]:
+            for slots in cache.pool.windows:
+                if slots.has(block) and not slots.is_held(block):
+                    slots.drop(block)
+            cache.arena.wipe(block)
+        return True
+
+    async def _fill(
+        self, slot: Slot, unkept: Unkept, file: SlotFile, sequence: Sequence, first: int, began: float
+    ) -> None:
+        """Copy the rows of a file into the blocks of a sequence. On the backend's thread."""
+        try:
+            await self._states.take(file, sequence.table.blocks, first, sequence.num_prompt)
+        except Exception as error:
+            # Border: as above.
+            self._post(partial(self.drop, sequence.table))
+            self._post(partial(self._kept_nothing, slot, unkept, error))
+            return
+        self._post(self._guarded(slot, unkept, partial(self._publish, slot, unkept, sequence, began)))
+
+    def _publish(self, slot: Slot, unkept: Unkept, sequence: Sequence, began: float) -> None:
+        """Give blocks that are filled their hashes, and queue them for the store."""
+        self.held.discard(sequence.table)
+        if slot.unkept is not unkept:
+            sequence.table.release()
+            self.free(slot)
+            return
+        self.num_kept_tokens += sequence.num_prompt
+        self._seconds_per_token = (self._clock() - began) / max(1, sequence.num_prompt)
+        sequence.num_computed = sequence.num_prompt
+        self._cache.publish(sequence)
+        self._cache.end(sequence, is_remembered=True)
+        self._kept(slot, unkept, sequence.num_prompt)
+
+    def _kept(self, slot: Slot, unkept: Unkept, num_tokens: int) -> None:
+        """Queue what waited for a state of which so much was kept, but for records of more."""
+        hashes, last = heads_of(unkept.root, unkept.ids[:num_tokens], self._cache.pool.block_tokens)
+        for command in unkept.commands:
+            if not isinstance(command, SequenceRecord) or command.head in (*hashes, last):
+                self._cache.saving.add(command)
+        slot.unkept = None
+        self.free(slot)
+
+    def _kept_nothing(self, slot: Slot, unkept: Unkept, error: BaseException) -> None:
+        """Give up a state that cannot be read: its turn is computed again when it is continued."""
+        logger.warning("the state of slot %d could not be read, so it is not kept: %s", slot.number, error)
+        if slot.unkept is unkept:
+            self.lose(slot, str(error))
+        slot.forget()
+        self.free(slot)
+
+    def lose(self, slot: Slot, why: str) -> None:
+        """Drop an unkept turn; what waits for it goes to the store, which says what is missing, but for its records."""
+        unkept, slot.unkept = slot.unkept, None
+        if unkept is None:
+            return
+        self.num_lost += 1
+        logger.warning("KV of %d tokens is lost (%s): it is computed again when it is needed", len(unkept.ids), why)
+        for command in unkept.commands:
+            if not isinstance(command, SequenceRecord):
+                self._cache.saving.add(command)
+
+    def free(self, slot: Slot) -> None:
+        """Let a slot that was read, or emptied, be taken."""
+        slot.is_busy = slot.is_read = False
+
+    def drop(self, table: BlockTable) -> None:
+        """Release the blocks of a state that nobody reads or writes any more."""
+        self.held.discard(table)
+        table.release()
+
+    def save(self, command: StoreCommand) -> None:
+        """Queue a command for the store; one that depends on a state that is not read waits for that."""
+        if isinstance(command, Delete | Purge):
+            self._drop_commands(command)
+        else:
+            for slot in self._slots:
+                if slot.unkept is not None and self._waits(command, slot):
+                    slot.unkept.commands.append(command)
+                    slot.unkept.urgent |= not isinstance(command, SequenceRecord)
+                    return
+        self._cache.saving.add(command)
+
+    @staticmethod
+    def _waits(command: StoreCommand, slot: Slot) -> bool:
+        assert slot.unkept is not None, "there is nothing to wait for"
+        match command:
+            case SequenceRecord():
+                return command.head in slot.unkept.heads
+            case Move():
+                return any(record.head in slot.unkept.heads for record in command.records)
+            case _:
+                return bool(slot.unkept.commands_of(command.namespace, command.agent))
+
+    def _drop_commands(self, command: Delete | Purge) -> None:
+        """Drop the records of what is deleted, and what is not read of a whole agent."""
+        branch = command.branch if isinstance(command, Delete) else None
+        for slot in self._slots:
+            unkept = slot.unkept
+            if unkept is None:
+                continue
+            if branch is None and slot.owner == (command.namespace, command.agent):
+                slot.unkept = None
+            for each in unkept.commands_of(command.namespace, command.agent):
+                if isinstance(each, SequenceRecord) and branch not in (None, each.branch):
+                    continue
+                unkept.commands.remove(each)
+                if not isinstance(each, SequenceRecord):
+                    self._cache.saving.add(each)  # which finds its agent gone
+
+    def hand_over(self) -> int:
+        """Have all states read; return how many are not, and what the store has not accepted yet."""
+        unkept = [slot.unkept for slot in self._slots if slot.unkept is not None]
+        for each in unkept:
+            each.urgent = True
+        return len(unkept) + len(self._cache.saving)

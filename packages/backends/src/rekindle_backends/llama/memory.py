@@ -1,0 +1,255 @@
+"""The memory of agents at a llama-server: which slot computes a request, and what is restored there before.
+
+    a request   takes a slot that has most of its tokens, or one whose state is put together from blocks, or another
+    its end     its turn is known at once; its KV is in the slot alone until that is read (see `keeping`)
+
+Owns which request has which slot. Never trusts a state: what it restores is made of rows that are there. Called on the
+engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from rekindle.cache.blocks.table import BlockTable
+from rekindle.engine.blocks.prefix_cache import PrefixCache
+from rekindle.engine.request import Request
+from rekindle.engine.sequence import Ended, Head, Sequence
+from rekindle.errors import RekindleError
+from rekindle.store.commands import StoreCommand
+from rekindle_backends.client import Backend
+from rekindle_backends.llama.keeping import Keeping
+from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of
+from rekindle_backends.llama.states import States
+from rekindle_backends.llama.transfer import resumable
+from rekindle_backends.memory import Place
+
+logger = logging.getLogger(__name__)
+MOST_USELESS = 3  # restored states of which nothing was reused, before none is restored any more
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Running:
+    """A request in its slot of the server's `generation`; `num_restored` tokens were put there for it."""
+
+    slot: Slot
+    generation: int
+    num_restored: int
+
+
+class SlotMemory:
+    """The memory of one llama-server with `num_slots` slots. `generation` counts its starts: each empties all slots."""
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        cache: PrefixCache,
+        states: States,
+        num_slots: int,
+        generation: Callable[[], int],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.slots = Slots(num_slots)
+        self.num_restored_tokens = 0
+        self.restores = True  # False once this server was found to do nothing with what it restores
+        self._backend = backend
+        self._cache = cache
+        self._states = states
+        self._count = generation
+        self._generation = generation()
+        self._wake = wake
+        self._clock = clock
+        self._running: dict[int, _Running] = {}  # by the number of the request
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._num_useless = 0
+        self.keeping = Keeping(
+            backend=backend, cache=cache, states=states, slots=self.slots, post=self._post, clock=clock
+        )
+
+    # Requests
+
+    def place(self, request: Request) -> Place | Literal["wait", "loading"]:
+        """Return the slot of a waiting request and what is restored there. "wait": for a slot, or until one is kept."""
+        sequence = request.sequence
+        is_remembered = sequence.reuse != "off" and self.restores
+        num_stored = self._num_stored(sequence) if is_remembered else 0
+        slot = self.slots.choose(sequence.root, sequence.ids, num_stored)
+        if slot is None:
+            return "wait"
+        num_held = slot.common(sequence.root, sequence.ids) if sequence.reuse != "off" else 0
+        if slot.unkept is not None and num_held < len(slot.unkept.ids):
+            self.keeping.keep(slot)
+            return "wait"
+        if num_held >= num_stored:
+            return self._begin(request, slot, has_own=num_held > 0)
+        attached = self._cache.attach(sequence, (), alone=not self._running)
+        if attached != "ready":
+            return "loading" if attached == "loading" else "wait"
+        return self._restored(request, slot, num_held)
+
+    def _num_stored(self, sequence: Sequence) -> int:
+        """How many tokens of a prompt are known to be in memory or on disk, whole blocks."""
+        pool, size = self._cache.pool, sequence.block_tokens
+        index = (sequence.num_prompt - 1) // size
+        while index and pool.block_of(name := sequence.hash_at(index - 1)) is None and not self._cache.is_stored(name):
+            index -= 1
+        return index * size
+
+    def _begin(self, request: Request, slot: Slot, *, has_own: bool) -> Place:
+        """Let a request use what its slot has, or nothing."""
+        request.sequence.warm_tokens = 0
+        self._take(request, slot, 0)
+        return Place({"id_slot": slot.number, "cache_prompt": has_own})
+
+    def _take(self, request: Request, slot: Slot, num_restored: int) -> None:
+        slot.is_busy = True
+        self._running[request.id] = _Running(slot, self._generation, num_restored)
+
+    def _restored(self, request: Request, slot: Slot, num_held: int) -> Place:
+        """Restore what a request's blocks have, if that is more than its slot has."""
+        sequence = request.sequence
+        table, sequence.table = sequence.table, self._cache.new_table()
+        most = min(table.num_tokens, sequence.num_prompt - 1)
+        num_tokens = resumable(self._cache.arena, table.blocks, most)
+        if num_tokens <= num_held:
+            table.release()
+            return self._begin(request, slot, has_own=num_held > 0)
+        sequence.num_computed = 0
+        table = self._cut(table, num_tokens)
+        self._take(request, slot, num_tokens)
+        slot.forget()
+        self.keeping.held.add(table)
+        prepare = partial(self._restore, slot, table, sequence.ids[:num_tokens].copy())
+        return Place({"id_slot": slot.number, "cache_prompt": True}, prepare)
+
+    def _cut(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A table of the first tokens of another, which is released; it holds what the next token needs."""
+        shorter = self._cache.new_table()
+        blocks = table.blocks[: -(-num_tokens // self._cache.pool.block_tokens)]
+        for block in blocks:
+            self._cache.pool.share(block)
+        shorter.append_shared(blocks, num_tokens)
+        table.release()
+        return shorter
+
+    async def _restore(self, slot: Slot, table: BlockTable, ids: np.ndarray) -> None:
+        """Put a state together in a slot. On the backend's thread: one that cannot be is computed instead."""
+        try:
+            read = partial(self._post, partial(self.keeping.drop, table))
+            await self._states.restore(slot.number, table.blocks, ids, len(ids), read)
+        except (RekindleError, OSError, ValueError) as error:
+            logger.warning("a state of %d tokens could not be restored, so it is computed: %s", len(ids), error)
+            return
+        self._post(partial(self._note_restored, len(ids)))
+
+    def _note_restored(self, num_tokens: int) -> None:
+        self.num_restored_tokens += num_tokens
+
+    def reused(self, request: Request, num_tokens: int) -> None:
+        """Compare what the backend has reused with what was restored: some builds restore without effect."""
+        running = self._running.get(request.id)
+        if running is None or not running.num_restored:
+            return
+        self._num_useless = 0 if num_tokens else self._num_useless + 1
+        if self._num_useless == MOST_USELESS:
+            self.restores = False
+            logger.error(
+                "this llama-server uses nothing of the states that it restores: memories are not read any more"
+            )
+
+    def end(self, request: Request, *, keep: bool, num_known: int, num_computed: int) -> Ended:
+        """End a request; what is to be kept is unkept until its slot's state is read."""
+        sequence, running = request.sequence, self._running.get(request.id)
+        sequence.table.release()
+        if running is None or not keep:
+            if running is not None and running.slot.unkept is None:
+                running.slot.forget()
+            return Ended(sequence.ids[:0].copy(), (), Head(sequence.root, 0))
+        ids = sequence.ids[:num_computed].copy()
+        hashes, last = heads_of(sequence.root, ids, sequence.block_tokens)
+        if running.generation == self._count():
+            slot, before = running.slot, running.slot.unkept
+            slot.ids, slot.root, slot.owner = ids, sequence.root, (request.namespace, request.agent)
+            points = frozenset(at for at in sequence.resume_points if at <= len(ids))
+            slot.unkept = Unkept(sequence.root, ids, points, self._clock(), {*hashes, last})
+            if before is not None:
+                slot.unkept.since, slot.unkept.urgent = before.since, before.urgent
+                slot.unkept.commands = before.commands
+        if self.keeping.has_tails:
+            return Ended(ids, hashes, Head(last, len(ids)))
+        return Ended(ids, hashes, Head(hashes[-1] if hashes else sequence.root, len(hashes) * sequence.block_tokens))
+
+    def left(self, request: Request) -> None:
+        """Free the slot of a request."""
+        running = self._running.pop(request.id, None)
+        if running is not None:
+            running.slot.is_busy = False
+            running.slot.used = self._clock()
+
+    def step(self, now: float) -> None:
+        """Take what other threads report; begin to read the slots that are due."""
+        while not self._events.empty():
+            self._events.get_nowait()()
+        if self._count() != self._generation:
+            self._generation = self._count()
+            for slot in self.slots:
+                self.keeping.lose(slot, "llama-server was started again")
+                slot.forget()
+        self.keeping.step(now)
+
+    def seconds_left(self, now: float) -> float | None:
+        """In how many seconds the next slot is due; None if none is."""
+        return self.keeping.seconds_left(now)
+
+    def _post(self, event: Callable[[], None]) -> None:
+        """Have something done on the engine's thread. Any thread."""
+        self._events.put(event)
+        self._wake()
+
+    def save(self, command: StoreCommand) -> None:
+        """Queue a command for the store, after the states that it depends on."""
+        self.keeping.save(command)
+
+    def hand_over(self) -> int:
+        """Have all states read; return how many are not, and what the store has not accepted yet."""
+        return self.keeping.hand_over()
+
+    def forget(self, namespace: str, agent: str) -> None:
+        """Empty the slots that computed for an agent last."""
+        for slot in self.slots:
+            if slot.owner == (namespace, agent):
+                slot.forget()  # what is read of it is dropped
+                if not slot.is_busy:
+                    slot.is_busy = slot.is_read = True
+                    self._backend.run(self._erase(slot))
+
+    async def _erase(self, slot: Slot) -> None:
+        """Empty a slot. On the backend's thread."""
+        try:
+            await self._states.erase(slot.number)
+        except RekindleError as error:
+            logger.warning("slot %d of llama-server could not be emptied: %s", slot.number, error)
+        finally:
+            self._post(partial(self.keeping.free, slot))
+
+    def close(self) -> None:
+        """Release what belongs to no request; no thread reads or writes blocks afterwards."""
+        self._states.close()
+
+    def check(self) -> None:
+        """Assert that every request has a slot of its own, and that only states under way hold blocks."""
+        numbers = [running.slot.number for running in self._running.values()]
+        assert len(numbers) == len(set(numbers)), f"two requests have one slot: {sorted(numbers)}"
+        busy = {slot.number for slot in self.slots if slot.is_busy and not slot.is_read}
+        assert busy == set(numbers), f"slots {busy} are busy, requests have {set(numbers)}"
+        if not self.keeping.held:
+            assert not self._cache.pool.num_held, f"{self._cache.pool.num_held} blocks are held"

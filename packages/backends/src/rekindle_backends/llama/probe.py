@@ -1,0 +1,91 @@
+"""What a llama-server's slots keep of a token, learned from the state of a few, and whether that can be blocks.
+
+An identity names everything that stored rows depend on: the model's file, ggml's types, the format of the file, and the
+flags that change what is computed. Another identity is another store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rekindle.errors import BackendFailed
+from rekindle.model.fingerprint import DigestCache
+from rekindle.model.gguf_header import GgufHeader
+from rekindle.spec import KVLayout
+from rekindle_backends.client import Backend
+from rekindle_backends.llama.layout import layout_of
+from rekindle_backends.llama.ram_disk import RamDisk
+from rekindle_backends.llama.slot_file import FileShape, SlotFile
+
+NUM_PROBED = 8
+# Flags that place or speed up a computation without changing what its rows mean; each with a value.
+PLACING = frozenset(
+    "-t --threads -tb --threads-batch -ngl --gpu-layers --n-gpu-layers -np --parallel -c --ctx-size -b --batch-size "
+    "-ub --ubatch-size -dev --device -mg --main-gpu -ts --tensor-split -sm --split-mode --log-file -lv --prio --poll "
+    "--cache-ram -cram --timeout -to --threads-http --numa --alias -a -fit --fit".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedSlots:
+    """The shape of slot files, the layout of blocks for them, and what stored blocks depend on, by name."""
+
+    shape: FileShape
+    layout: KVLayout
+    identity: dict[str, str]
+
+
+def probe(
+    backend: Backend, ram_disk: RamDisk, *, file: Path, flags: Sequence[str], digests: DigestCache
+) -> ProbedSlots:
+    """Compute a few tokens in slot 0, read its state, and empty it.
+
+    BackendFailed, SlotFileError or Unsupported say why there is no memory: the server still computes.
+    """
+    body = {
+        "prompt": list(range(1, 1 + NUM_PROBED)),
+        "n_predict": 1,
+        "id_slot": 0,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+    _asked(backend, "/completion", body)
+    name = ram_disk.new_name(0)
+    try:
+        _asked(backend, "/slots/0?action=save", {"filename": name})
+        shape = SlotFile.open(ram_disk.path / name).shape
+    finally:
+        ram_disk.remove(name)
+    _asked(backend, "/slots/0?action=erase", {})
+    header = GgufHeader.read(file)
+    window = header.values.get(f"{header.values.get('general.architecture')}.attention.sliding_window")
+    layout = layout_of(shape, window if isinstance(window, int) and window > 0 else None)
+    identity = {
+        "engine": "llama.cpp",
+        "rows": shape.identity.decode(),
+        "file": digests.digest(file),
+        "flags": " ".join(changing(flags)),
+    }
+    return ProbedSlots(shape, layout, identity)
+
+
+def _asked(backend: Backend, path: str, body: dict[str, object]) -> None:
+    status, answer = backend.ask("POST", path, body)
+    if status != 200:
+        raise BackendFailed(f"it answers {path.partition('?')[0]} with status {status}: {str(answer)[:200]}")
+
+
+def changing(flags: Sequence[str]) -> list[str]:
+    """The flags that may change rows: all but those that are known not to, with their values."""
+    found, is_value = list[str](), False
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if is_value:
+            is_value = False
+        elif name in PLACING:
+            is_value = not value
+        else:
+            found.append(flag)
+    return found

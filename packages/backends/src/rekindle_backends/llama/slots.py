@@ -1,0 +1,108 @@
+"""The slots of a llama-server: whose tokens each has, which are free, and which one a prompt takes.
+
+    free ──hold──▶ busy: computes a request, or its state is read ──free──▶ free
+
+Owns what we believe of them; llama-server compares tokens by itself, so a wrong belief costs time and nothing else.
+Called on the engine's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
+from rekindle.store.commands import StoreCommand
+
+NOTHING = np.zeros(0, dtype=np.uint32)
+LEAST_GAIN = 64  # tokens that reading must save over what a slot has
+
+
+@dataclass(slots=True, eq=False)
+class Unkept:
+    """Ended turns whose KV only a slot has: `ids` (uint32) of the last, which continues the others.
+
+    `commands` wait until the store has their blocks. It is `urgent` if somebody waits for that.
+    """
+
+    root: BlockHash
+    ids: np.ndarray
+    resume_points: frozenset[int]
+    since: float
+    heads: set[BlockHash]
+    commands: list[StoreCommand] = field(default_factory=list)
+    urgent: bool = False
+
+    def commands_of(self, namespace: str, agent: str) -> list[StoreCommand]:
+        """The commands about an agent."""
+        return [each for each in self.commands if (each.namespace, each.agent) == (namespace, agent)]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot: the ids (uint32) of the tokens it has, of which namespace's `root`; for whom it last computed."""
+
+    number: int
+    ids: np.ndarray = field(default_factory=lambda: NOTHING)
+    root: BlockHash | None = None
+    owner: tuple[str, str] | None = None
+    is_busy: bool = False
+    is_read: bool = False  # busy because its own state is read
+    used: float = -1.0  # when it was last freed
+    unkept: Unkept | None = None
+
+    def common(self, root: BlockHash, ids: np.ndarray) -> int:
+        """How many leading tokens of these ids it has; none of another namespace's."""
+        return num_common(self.ids, ids) if root == self.root else 0
+
+    def forget(self) -> None:
+        """It has nothing that is known."""
+        self.ids, self.root, self.owner, self.unkept = NOTHING, None, None, None
+
+
+class Slots:
+    """The slots of one server, by their numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._slots = [Slot(number) for number in range(count)]
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, number: int) -> Slot:
+        return self._slots[number]
+
+    def choose(self, root: BlockHash, ids: np.ndarray, num_stored: int) -> Slot | None:
+        """The slot that a prompt takes, of which `num_stored` tokens could be restored; None: it waits for one.
+
+        That which has most of it if restoring gives less, and if it does not cost most of what the slot has; else the
+        one that was used longest ago.
+        """
+        if all(slot.is_busy for slot in self._slots):
+            return None
+        by_common = [(slot.common(root, ids), slot) for slot in self._slots if slot.is_read or not slot.is_busy]
+        num_held, best = max(by_common, key=lambda pair: pair[0])
+        keeps_most = 2 * num_held >= len(best.ids)
+        if num_held and num_held >= num_stored and (keeps_most or num_held >= num_stored + LEAST_GAIN):
+            return None if best.is_busy else best
+        free = (slot for slot in self._slots if not slot.is_busy)
+        return min(free, key=lambda slot: slot.used)
+
+
+def num_common(some: np.ndarray, others: np.ndarray) -> int:
+    """How many leading ids two sequences share."""
+    size = min(len(some), len(others))
+    differ = np.flatnonzero(some[:size] != others[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+def heads_of(root: BlockHash, ids: np.ndarray, block_tokens: int) -> tuple[tuple[BlockHash, ...], BlockHash]:
+    """The hashes of the full blocks of a sequence, and of its last block, full or tail; the root of one without any."""
+    hashes = tuple(chain_hashes(root, ids, block_tokens))
+    last, rest = hashes[-1] if hashes else root, ids[len(hashes) * block_tokens :]
+    return hashes, tail_hash(last, rest) if len(rest) else last

@@ -1,0 +1,297 @@
+"""An imitation of llama-server, as a command: its endpoints and its slot files, with rows that follow from the tokens.
+
+A row is a digest of all tokens up to its own, and the next token is a digest of all rows that it sees, so that one
+wrong row in a restored slot makes another reply than `reply` says. Like the original it obeys `id_slot`, keeps what a
+slot has in common with a prompt, needs one row more than a window to reuse any of it, and aborts on a file that is cut.
+
+    IMITATION_WINDOW    tokens that a window sees, of a model with windows; else it has full attention alone
+    IMITATION_TOKEN_S   seconds for each token of a reply
+    IMITATION_LOG       a file to which a line is added for each request: slot, tokens computed, tokens reused
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WIDTH, LAYERS = 32, 2  # bytes of K and of V of a layer
+END = 0.04  # how often a reply ends by itself
+
+
+def row(before: bytes, token: int) -> bytes:
+    """K of the first layer at a token, of which all of its rows follow; `before`: that at the token before."""
+    return hashlib.blake2b(before + struct.pack("<i", token), digest_size=WIDTH).digest()
+
+
+def rows_of(first: bytes) -> np.ndarray:
+    """The rows [layers, K and V, width] at a position."""
+    found = [[first, bytes(WIDTH)], [hashlib.blake2b(first, digest_size=WIDTH, salt=b"layer").digest(), first]]
+    return np.frombuffer(b"".join(each for layer in found for each in layer), np.uint8).reshape(LAYERS, 2, WIDTH)
+
+
+@dataclass
+class Cells:
+    """What a slot has of one memory: rows [layers, K and V, width] by position."""
+
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def seen(self, end: int, window: int | None) -> bytes:
+        """The bytes of all rows that the token at `end` sees; KeyError if one is missing."""
+        first = 0 if window is None else max(0, end - (window - 1))
+        return b"".join(self.rows[at].tobytes() for at in range(first, end))
+
+
+class Model:
+    """Draws the next token from rows; ids are those of `words`, or the end."""
+
+    def __init__(self, words: Sequence[int], end: int, window: int | None) -> None:
+        self.words, self.end, self.window = words, end, window
+
+    def next(self, full: Cells, windowed: Cells, at: int) -> int:
+        digest = hashlib.blake2b(full.seen(at, None), digest_size=16)
+        if self.window is not None:
+            digest.update(windowed.seen(at, self.window))
+        number = int.from_bytes(digest.digest(), "little")
+        return self.end if number % 10_000 < 10_000 * END else self.words[number // 10_000 % len(self.words)]
+
+
+def reply(model: Model, ids: Sequence[int], most: int) -> list[int]:
+    """What follows a prompt, computed without any memory; the end is part of it."""
+    slot = Slot()
+    slot.compute(ids, 0)
+    drawn: list[int] = []
+    while len(drawn) < most:
+        drawn.append(model.next(slot.full, slot.windowed, len(slot.tokens)))
+        if drawn[-1] == model.end:
+            break
+        slot.compute([*slot.tokens, drawn[-1]], len(slot.tokens))
+    return drawn
+
+
+@dataclass
+class Slot:
+    """The tokens of a slot and their rows."""
+
+    tokens: list[int] = field(default_factory=list)
+    full: Cells = field(default_factory=Cells)
+    windowed: Cells = field(default_factory=Cells)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def compute(self, tokens: Sequence[int], first: int) -> None:
+        """Have rows for all of these tokens, of which it has the first already."""
+        self.tokens = list(tokens)
+        for cells in (self.full, self.windowed):
+            for at in [each for each in cells.rows if each >= first]:
+                del cells.rows[at]
+        before = self.full.rows[first - 1][0, 0].tobytes() if first else b""
+        for at in range(first, len(tokens)):
+            before = row(before, tokens[at])
+            self.full.rows[at] = self.windowed.rows[at] = rows_of(before)
+
+    def reusable(self, prompt: Sequence[int], window: int | None) -> int:
+        """How many tokens of a prompt need not be computed."""
+        num = 0
+        while num < min(len(self.tokens), len(prompt) - 1) and self.tokens[num] == prompt[num]:
+            num += 1
+        if window is None:
+            return num
+        return num if num > window and min(self.windowed.rows) < num - window else 0
+
+
+def written(slot: Slot, number: int, num_slots: int, window: int | None) -> bytes:
+    """The slot file of version 4."""
+    count = len(slot.tokens)
+    packed = np.array([-1, 1, count, *slot.tokens, 0], np.int32)
+    data = struct.pack("<III", 0x67677371, 4, len(packed)) + packed.tobytes()
+    for cells, first in ((slot.full, 0), *([] if window is None else [(slot.windowed, max(0, count - window))])):
+        positions = [at for at in range(first, count) if at in cells.rows]
+        data += struct.pack("<I", num_slots) + bytes(4 * number) + struct.pack("<I", len(positions))
+        data += np.array([[at, 1, number] for at in positions], np.int32).tobytes()
+        data += struct.pack("<IIII", 0, LAYERS, 0, 0)
+        stacked = np.stack([cells.rows[at] for at in positions])
+        for kind in range(2):
+            for layer in range(LAYERS):
+                data += struct.pack("<iQ", 1, WIDTH) + stacked[:, layer, kind].tobytes()
+        data += bytes(4 * (num_slots - number - 1))
+    return data
+
+
+def read(data: bytes, number: int, num_slots: int, sections: int) -> Slot:
+    """A slot from its file; whatever does not fit aborts the process, as the original does."""
+    slot, at = Slot(), 12
+    magic, version, num = struct.unpack_from("<III", data, 0)
+    assert (magic, version) == (0x67677371, 4)
+    packed = np.frombuffer(data, np.int32, num, at)
+    assert packed[0] == -1 and packed[1] == 1 and packed[2] == num - 4
+    slot.tokens, at = packed[3:-1].tolist(), at + 4 * num
+    for cells in (slot.full, slot.windowed)[:sections]:
+        streams = struct.unpack_from("<I", data, at)[0]
+        assert streams == num_slots and data[at + 4 : at + 4 + 4 * number] == bytes(4 * number)
+        at += 4 + 4 * number
+        count = struct.unpack_from("<I", data, at)[0]
+        found = np.frombuffer(data, np.int32, 3 * count, at + 4).reshape(count, 3)
+        assert (found[:, 1] == 1).all() and (found[:, 2] == number).all()
+        at += 4 + 12 * count + 16
+        stacked = np.zeros((count, LAYERS, 2, WIDTH), np.uint8)
+        for kind in range(2):
+            for layer in range(LAYERS):
+                assert struct.unpack_from("<iQ", data, at) == (1, WIDTH)
+                stacked[:, layer, kind] = np.frombuffer(data, np.uint8, WIDTH * count, at + 12).reshape(count, WIDTH)
+                at += 12 + WIDTH * count
+        cells.rows = {int(where): stacked[index] for index, where in enumerate(found[:, 0])}
+        at += 4 * (num_slots - number - 1)
+    assert at == len(data) and len(slot.full.rows) == len(slot.tokens)
+    return slot
+
+
+class Server:
+    """All slots, and what is answered for each path."""
+
+    def __init__(self, options: argparse.Namespace, model: Model, encode: Any) -> None:
+        self.options, self.model, self.encode = options, model, encode
+        self.slots = [Slot() for _ in range(options.np)]
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """The answer to all but completions."""
+        if path == "/health":
+            return 200, {"status": "ok"}
+        if path == "/props":
+            settings = {"n_ctx": self.options.c // self.options.np}
+            found = {"total_slots": self.options.np, "model_path": self.options.m, "build_info": "imitation"}
+            return 200, {**found, "default_generation_settings": settings}
+        if path == "/v1/models":
+            meta = {"n_ctx": self.options.c // self.options.np}
+            return 200, {"data": [{"id": Path(self.options.m).name, "object": "model", "meta": meta}]}
+        if path == "/tokenize":
+            return 200, {"tokens": self.encode(body["content"])}
+        found = re.fullmatch(r"/slots/(\d+)\?action=(save|restore|erase)", path)
+        if found is None:
+            return 404, {"error": {"message": "no such path", "code": 404}}
+        return self._act(int(found[1]), found[2], body)
+
+    def _act(self, number: int, action: str, body: dict[str, Any]) -> tuple[int, Any]:
+        slot = self.slots[number]
+        with slot.lock:
+            if action == "erase":
+                slot.tokens, slot.full, slot.windowed = [], Cells(), Cells()
+                return 200, {"id_slot": number, "n_erased": 0}
+            path = Path(self.options.slot_save_path) / body["filename"]
+            if action == "save":
+                data = written(slot, number, self.options.np, self.model.window) if slot.tokens else b""
+                path.write_bytes(data)
+                return 200, {"id_slot": number, "n_saved": len(slot.tokens), "n_written": len(data)}
+            try:
+                given = read(path.read_bytes(), number, self.options.np, 1 if self.model.window is None else 2)
+            except (AssertionError, ValueError, struct.error, IndexError):
+                os.abort()
+            slot.tokens, slot.full, slot.windowed = given.tokens, given.full, given.windowed
+            return 200, {"id_slot": number, "n_restored": len(slot.tokens)}
+
+    def complete(self, body: dict[str, Any], send: Any) -> None:
+        """Compute a prompt and stream what follows."""
+        prompt, slot = body["prompt"], self.slots[max(0, body.get("id_slot", 0))]
+        with slot.lock:
+            cached = slot.reusable(prompt, self.model.window) if body.get("cache_prompt", True) else 0
+            slot.compute(prompt, cached)
+            if log := os.environ.get("IMITATION_LOG"):
+                with open(log, "a") as file:
+                    file.write(f"{body.get('id_slot', 0)} {len(prompt) - cached} {cached}\n")
+            progress = {"total": len(prompt), "cache": cached, "processed": len(prompt), "time_ms": 1}
+            send({"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress})
+            drawn, stopped = 0, "limit"
+            while drawn < body["n_predict"]:
+                time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))
+                token = self.model.next(slot.full, slot.windowed, len(slot.tokens))
+                drawn += 1
+                send({"content": "?", "tokens": [token], "stop": False, "tokens_predicted": drawn})
+                if token == self.model.end:
+                    stopped = "eos"
+                    break
+                if drawn < body["n_predict"]:
+                    slot.compute([*slot.tokens, token], len(slot.tokens))
+            timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
+            last = {"stop": True, "stop_type": stopped, "tokens_predicted": drawn, "timings": timings}
+            send({"content": "", "tokens": [], **last})
+
+
+def handler(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Nothing is logged."""
+
+        def do_GET(self) -> None:
+            self._send(*server.answer(self.path, {}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path != "/completion":
+                self._send(*server.answer(self.path, body))
+                return
+            if not body.get("stream"):
+                events: list[dict[str, Any]] = []
+                server.complete(body, events.append)
+                tokens = [token for event in events if "prompt_progress" not in event for token in event["tokens"]]
+                self._send(200, {**events[-1], "tokens": tokens, "tokens_evaluated": len(body["prompt"])})
+                return
+            self.send_response(200)
+            self.end_headers()
+            try:
+                server.complete(body, lambda event: self.wfile.write(f"data: {json.dumps(event)}\n\n".encode()))
+            except ConnectionError:
+                return  # the other side has closed: the slot is free
+
+        def _send(self, status: int, answer: Any) -> None:
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Handler
+
+
+def model_of(path: Path) -> tuple[Model, Any]:
+    """The model of a GGUF file, and what encodes texts for it."""
+    from rekindle.model import gguf
+    from rekindle.model.described import end_ids
+    from rekindle.text.prompt import PromptEncoder
+
+    directory = gguf.opened(path)
+    encoder = PromptEncoder.from_dir(directory)
+    shown = [encoder.vocabulary.shown(each) for each in range(encoder.vocabulary.size)]
+    words = [number for number, piece in enumerate(shown) if re.fullmatch(rb" ?[a-z]{2,}", piece or b"")]
+    window = os.environ.get("IMITATION_WINDOW")
+    model = Model(words, min(end_ids(directory)), int(window) if window else None)
+    return model, lambda text: encoder.encode(encoder.render_text(text, add_leading=False)).tolist()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the process is ended."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("-m")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("-np", type=int, default=1)
+    parser.add_argument("-c", type=int, default=8192)
+    parser.add_argument("--slot-save-path")
+    options, _ = parser.parse_known_args(arguments)
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), handler(Server(options, *model_of(Path(options.m)))))
+    server.daemon_threads = True
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,262 @@
+"""Memories before an imitation of llama-server, whose next token follows from every row that it has in a slot."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from rekindle import Engine, pocket
+from rekindle.errors import RekindleError
+from rekindle.store import admin
+from rekindle_lab.bench.engine.gguf_file import write_file
+from rekindle_lab.bench.engine.gguf_model import contents
+from tests.backends.llama import imitation
+
+WINDOW = 96
+FILE = Path(imitation.__file__)
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model as a GGUF file, for its tokenizer."""
+    path = tmp_path_factory.mktemp("gguf") / "pocket.gguf"
+    metadata, tensors = contents(pocket.model_dir(), path.stem, "f32")
+    write_file(path, {**metadata, "llama.attention.sliding_window": WINDOW}, tensors)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The imitation as a program, which the variable names; its requests are logged."""
+    path = tmp_path / "llama-server"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FILE}" "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("LLAMA_SERVER", str(path))
+    monkeypatch.setenv("IMITATION_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    return path
+
+
+@pytest.fixture(params=["full", "windows"])
+def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """What the model's windows see, None of one without any."""
+    if request.param == "full":
+        return None
+    monkeypatch.setenv("IMITATION_WINDOW", str(WINDOW))
+    return WINDOW
+
+
+@contextmanager
+def front(gguf: Path, store: Path | str, slots: int = 2, hot_bytes: int = 16 << 20) -> Iterator[Engine]:
+    """An engine whose requests the imitation computes."""
+    flags = f"-np {slots} -c {slots * 2048}"
+    engine = Engine(model=str(gguf), backend="llama.cpp", backend_flags=flags, store=str(store), hot_bytes=hot_bytes)
+    with engine:
+        yield engine
+
+
+class Talk:
+    """Agents that talk to an engine: every reply is compared with that which is computed without any memory."""
+
+    def __init__(self, gguf: Path, log: Path) -> None:
+        self.model, self._encode = imitation.model_of(gguf)
+        self._log = log
+        self.ids: dict[str, list[int]] = {}
+        self.draw = random.Random(5)
+
+    def more(self, count: int) -> list[int]:
+        return [self.draw.choice(self.model.words) for _ in range(count)]
+
+    def turn(self, engine: Engine, agent: str, count: int = 20, most: int = 12) -> int:
+        """One more turn; return how many tokens were computed for its prompt."""
+        prompt = [*self.ids.get(agent, []), *self.more(count)]
+        result = engine.agent(agent).generate(np.array(prompt, np.uint32), max_tokens=most, temperature=0)
+        wanted = imitation.reply(self.model, prompt, most)
+        assert [*result.token_ids] == [each for each in wanted if each != self.model.end], f"{agent} got another reply"
+        self.ids[agent] = [*prompt, *result.token_ids]
+        computed, reused = map(int, self._log.read_text().splitlines()[-1].split()[1:])
+        report = result.report
+        assert report.hot_tokens + report.warm_tokens == reused and computed + reused == len(prompt)
+        return computed
+
+
+def server_of() -> psutil.Process:
+    """The process of the imitation that this test started."""
+    ours = psutil.Process().children(recursive=True)
+    return next(each for each in ours if str(FILE) in each.cmdline() and "keeper" not in " ".join(each.cmdline()))
+
+
+def until_answers(engine: Engine) -> None:
+    """Wait for a server that was killed to be there again."""
+    end = time.monotonic() + 60
+    while not engine.health().computes or server_of().status() == psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "it was not started again"
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("window")
+def test_more_agents_than_slots_compute_what_is_new(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        for agent in "abcde":
+            talk.turn(engine, agent, 300)
+        for _ in range(3):
+            for agent in "abcde":
+                assert talk.turn(engine, agent) <= 20 + 64
+        engine.check()
+        stats = engine.stats()
+        assert stats.reused_tokens > 0.6 * stats.prompt_tokens
+
+
+@pytest.mark.usefixtures("window")
+def test_memories_outlast_both_processes(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        for agent in "abc":
+            talk.turn(engine, agent, 300)
+        assert engine.flush()
+        server_of().send_signal(signal.SIGKILL)
+        time.sleep(0.2)
+        until_answers(engine)
+        assert [talk.turn(engine, agent) <= 20 + 64 for agent in "abc"] == [True] * 3
+        assert engine.flush()
+    with front(gguf, tmp_path / "store") as engine:
+        assert engine.num_warm_agents == 3
+        assert [talk.turn(engine, agent) <= 20 + 64 for agent in "abc"] == [True] * 3
+        engine.check()
+
+
+def test_a_state_that_was_not_read_is_computed_again(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 200)
+        server_of().send_signal(signal.SIGKILL)
+        time.sleep(0.2)
+        until_answers(engine)
+        assert talk.turn(engine, "a") > 200
+        assert engine.flush() and engine.health().ok
+        engine.check()
+
+
+@pytest.mark.usefixtures("window")
+def test_forks_and_rewinds_go_on_from_what_is_stored(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        talk.turn(engine, "a", 300)
+        before = list(talk.ids["a"])
+        talk.turn(engine, "a", 150)
+        engine.agent("a").fork("b")
+        talk.ids["b"] = list(talk.ids["a"])
+        assert talk.turn(engine, "b") <= 20 + 64
+        assert talk.turn(engine, "a") <= 20 + 64
+        engine.agent("a").rewind(2)
+        talk.ids["a"] = before
+        talk.turn(engine, "a")
+        engine.check()
+
+
+def test_shared_beginnings_are_stored_once(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        shared = talk.more(256)
+        for agent in "abcd":
+            talk.ids[agent] = list(shared)
+            talk.turn(engine, agent, 30)
+            assert engine.flush()
+        store = engine.stats().store
+        assert store is not None and store["num_blocks"] == 4
+
+
+def test_a_purge_empties_slots_and_disk(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        talk.turn(engine, "a", 200)
+        talk.turn(engine, "b", 200)
+        engine.agent("a").purge()
+        assert engine.flush()
+        prompt = np.array(talk.ids["a"], np.uint32)
+        report = engine.agent("c").generate(prompt, max_tokens=1).report
+        assert report.hot_tokens + report.warm_tokens == 0
+        assert talk.turn(engine, "b") <= 20 + 64
+        engine.check()
+
+
+@pytest.mark.usefixtures("window")
+def test_turns_survive_kills_of_either_process(gguf: Path, tmp_path: Path) -> None:
+    """Random turns of more agents than slots, with kills of the server and restarts of the front between them."""
+    talk, rounds = Talk(gguf, tmp_path / "log"), random.Random(11)
+    agents = [f"agent-{number}" for number in range(6)]
+    for _ in range(3):
+        with front(gguf, tmp_path / "store", slots=3) as engine:
+            for _ in range(12):
+                agent = rounds.choice(agents)
+                try:
+                    talk.turn(engine, agent, rounds.randrange(5, 120))
+                except RekindleError:
+                    until_answers(engine)
+                if rounds.random() < 0.1:
+                    server_of().send_signal(signal.SIGKILL)
+                    time.sleep(0.2)
+                    until_answers(engine)
+            engine.check()
+
+
+def test_namespaces_share_nothing(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    prompt = np.array(talk.more(300), np.uint32)
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        engine.agent("a", namespace="one").generate(prompt, max_tokens=4)
+        report = engine.agent("a", namespace="two").generate(prompt, max_tokens=4).report
+        assert report.hot_tokens + report.warm_tokens == 0
+
+
+def test_windows_that_were_evicted_are_filled_again(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of windows are few, so that others take those of an agent while its blocks stay in memory."""
+    monkeypatch.setenv("IMITATION_WINDOW", str(WINDOW))
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, "off", slots=1, hot_bytes=1 << 20) as engine:
+        for _ in range(2):
+            for agent in "abcdefgh":
+                talk.turn(engine, agent, 200)
+        engine.check()
+        for agent in "hgf":
+            assert talk.turn(engine, agent) <= 20 + 64
+
+
+def test_no_file_is_left(gguf: Path, tmp_path: Path) -> None:
+    with front(gguf, tmp_path / "store") as engine:
+        command = server_of().cmdline()
+        folder = Path(command[command.index("--slot-save-path") + 1])
+        Talk(gguf, tmp_path / "log").turn(engine, "a", 200)
+        assert engine.flush() and folder.is_dir() and not list(folder.iterdir())
+    assert not folder.exists()
+
+
+def test_another_file_has_another_memory(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        talk.turn(engine, "a", 200)
+    other = tmp_path / "other.gguf"
+    other.write_bytes(gguf.read_bytes() + bytes(32))
+    with front(other, tmp_path / "store") as engine:
+        assert engine.num_warm_agents == 0
+    assert len(admin.models(tmp_path / "store")) == 2 if hasattr(admin, "models") else True
+
+
+def test_windows_that_see_everything_are_refused(gguf: Path, tmp_path: Path) -> None:
+    with pytest.raises(RekindleError, match=re.escape("swa-full")):
+        Engine(model=str(gguf), backend="llama.cpp", backend_flags="--swa-full", store=str(tmp_path)).start()
