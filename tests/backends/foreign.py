@@ -19,8 +19,9 @@ class Foreign:
 
     `hangs`: after these bytes it says nothing more, until the other side closes. `repeats`: after them it says this
     again and again, until the other side closes. `models` and `first` are its list of models and what it answers to
-    the first prompt, as text. `more`: its other models, as it lists
-    them. `prompt_token_ids`: what it says a prompt was. With `props` it is a llama-server, which says this of itself.
+    the first prompt, as text. `more`: its other models, as it lists them. `prompt_token_ids`: what it says a prompt
+    was. With `props` it is a llama-server, which says this of itself. `key`: what it wants of clients that ask for more
+    than its models.
     """
 
     url: str = ""
@@ -39,6 +40,7 @@ class Foreign:
     more: list[dict[str, Any]] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     props: Mapping[str, Any] | None = None
+    key: str | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
@@ -56,8 +58,8 @@ def usage(cached: int) -> bytes:
     return f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode()
 
 
-def event(num_tokens: int, token_id: int, text: str = "", **more: Any) -> bytes:
-    """One event of llama-server's stream: a token, and how many there are with it."""
+def event(num_tokens: int, token_id: int, text: str = "?", **more: Any) -> bytes:
+    """One event of llama-server's stream: a token, and how many there are with it; control tokens have no text."""
     said = {"content": text, "tokens": [token_id], "stop": False, "tokens_predicted": num_tokens, **more}
     return f"data: {json.dumps(said)}\n\n".encode()
 
@@ -92,7 +94,9 @@ def foreign(**more: Any) -> Iterator[Foreign]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             state.keys.append(self.headers.get("Authorization"))
-            if self.path == "/tokenize":
+            if state.key is not None and state.keys[-1] != f"Bearer {state.key}":
+                self._send(401, {}, b'{"error": {"message": "Invalid API Key"}}')
+            elif self.path == "/tokenize":
                 if state.tokens is None:
                     self._send(404, {}, b"{}")
                 else:

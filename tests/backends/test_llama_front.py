@@ -161,9 +161,9 @@ def test_what_is_certain_is_remembered(
         second = asked(front, "ada", LONG, text_of(first), "talk on")["rekindle"]
         known = [*first["rekindle"]["prompt_ids"], before[0]]  # what comes next may be joined with the last of them
         assert second["prompt_ids"][: len(known)] == known
-        guessed = [*known, *before[1:], *gap, *after]
-        assert (second["prompt_ids"][: len(guessed)] == guessed) == is_certain
-        assert any(second["prompt_ids"][at : at + 2] == after for at in range(len(known), len(guessed))) == is_certain
+        stored = [*known, *before[1:], *gap, *after]
+        assert (second["prompt_ids"][: len(stored)] == stored) == is_certain
+        assert (after[0] in second["prompt_ids"]) == is_certain  # which encoding does not give
 
 
 def test_a_reply_that_ends_inside_a_character(scripted_model: Path, encoder: PromptEncoder, tmp_path: Path) -> None:

@@ -45,6 +45,21 @@ def test_log_probabilities_of_those_that_came() -> None:
     assert pieces_of(event(2, 0xA9, "é", **scored(0xA9))) == [Piece((0xC3, 0xA9), (None, score))]
 
 
+def test_the_token_that_ends_a_reply_is_none_of_it() -> None:
+    events = (
+        event(1, 65, "A", **scored(65)),
+        event(2, 1, "", **scored(1)),
+        event(3, 2, "", **scored(2)),
+        last_event(3, "eos"),
+    )
+    score = ScoredToken(-0.5, {1: -0.5, 9: -2.0})
+    assert pieces_of(*events)[1:] == [Piece(), Piece(), Piece((1,), (score,), "stop", 0)]
+    assert pieces_of(event(1, 2, ""), last_event(1, "eos"))[-1] == Piece(reason="stop", cached_tokens=0)
+    # One that ends nothing is part of it.
+    assert pieces_of(event(1, 1, ""), event(2, 65, "A"), last_event(2))[:2] == [Piece(), Piece((1, 65))]
+    assert pieces_of(event(1, 1, ""), last_event(1))[-1] == Piece((1,), reason="length", cached_tokens=0)
+
+
 def test_progress_has_no_tokens() -> None:
     progress = {"prompt_progress": {"total": 9, "cache": 3, "processed": 5, "time_ms": 1}}
     found = pieces_of(event(0, 0, **progress), event(1, 65, "A"))

@@ -22,6 +22,7 @@ from tools.defects.replicas import REPLICAS
 from tools.defects.scores import SCORED
 from tools.defects.secrets import SECRET
 from tools.defects.serving import SERVING
+from tools.defects.slots import SLOTS
 from tools.defects.states import STATES
 from tools.defects.tier import TIER
 from tools.defects.wheels import WHEELS
@@ -52,6 +53,7 @@ MUTANTS = (
     *TIER,
     *FRONTS,
     *LLAMA,
+    *SLOTS,
     *GATE,
     *WHEELS,
 )

@@ -6,8 +6,9 @@ from tools.defects.mutant import Mutant, one
 
 CORE = "rekindle_backends/core.py"
 SERVED = "rekindle_backends/served.py"
-CALLS, GAPS, WIRE = (f"rekindle_backends/llama/{name}.py" for name in ("calls", "gaps", "wire"))
+CALLS, COMMAND, GAPS, WIRE = (f"rekindle_backends/llama/{name}.py" for name in ("calls", "command", "gaps", "wire"))
 OF_FRONT, OF_GAPS, OF_WIRE = (f"tests/backends/test_{name}.py" for name in ("llama_front", "gaps", "llama_wire"))
+OF_OWN = "tests/backends/test_own_llama.py"
 PASSED = f"{OF_FRONT}::test_what_is_passed_on"
 SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
 LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
@@ -55,7 +56,7 @@ LLAMA: tuple[Mutant, ...] = (
         MEMORY,
         "if self._count() != self._generation:",
         "if False:",
-        f"{OF_MEMORY}::test_a_state_that_was_not_read_is_computed_again",
+        KILLED,
     ),
     one(
         "windows of known blocks left empty",
@@ -94,6 +95,34 @@ LLAMA: tuple[Mutant, ...] = (
         ", is_certain=found.is_only)",
         ")",
         f"{OF_FRONT}::test_what_is_certain_is_remembered",
+    ),
+    one(
+        "the token that ends a reply as its last one",
+        WIRE,
+        'if kind == "eos":',
+        "if not kind:",
+        f"{OF_WIRE}::test_the_token_that_ends_a_reply_is_none_of_it",
+    ),
+    one(
+        "windows that are wrong after a restore",
+        COMMAND,
+        'flag.lstrip("-").replace("_", "-")',
+        'flag.lstrip("-")',
+        f"{OF_OWN}::test_flags_that_are_refused",
+    ),
+    one(
+        "slots that share the context of one",
+        COMMAND,
+        '"-c", str(num_slots * max_context)',
+        '"-c", str(max_context)',
+        f"{OF_OWN}::test_it_starts_again_and_ends_with_us",
+    ),
+    one(
+        "a llama-server that anyone on the machine may use",
+        COMMAND,
+        '{"LLAMA_API_KEY": key}, key)',
+        '{"LLAMA_API_KEY": key})',
+        f"{OF_OWN}::test_it_starts_again_and_ends_with_us",
     ),
     one(
         "guessed ids that are remembered",

@@ -217,7 +217,8 @@ class Server:
                 time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))
                 token = self.model.next(slot.full, slot.windowed, len(slot.tokens))
                 drawn += 1
-                send({"content": "?", "tokens": [token], "stop": False, "tokens_predicted": drawn})
+                text = "" if token == self.model.end else "?"
+                send({"content": text, "tokens": [token], "stop": False, "tokens_predicted": drawn})
                 if token == self.model.end:
                     stopped = "eos"
                     break

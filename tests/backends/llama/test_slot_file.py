@@ -99,6 +99,15 @@ def test_usual_files_can_be_read_in_one_way(has_extra: bool, has_v: bool) -> Non
     assert parsed(bytes(example)).shape == shape_of(example)
 
 
+def test_a_file_that_can_be_read_in_two_ways_teaches_no_shape() -> None:
+    """Its V can be taken for the state of a recurrent layer after a memory without V."""
+    example = Example((replace(full(2, layers=1), v=(Tensor(1, 16, 2),)),), (7, 7))
+    data = bytes(example)[:-32] + struct.pack("<IIiQ", 0, 1, 1, 12) + bytes(12)
+    with pytest.raises(SlotFileError, match="more than one way"):
+        parsed(data)
+    assert parsed(data, shape_of(example)).shape == shape_of(example)
+
+
 def test_files_of_another_shape_are_refused() -> None:
     example = Example((full(8), full(8)), (7,) * 8)
     shape = shape_of(example)

@@ -40,7 +40,8 @@ def llama_command(
     _check(flags)
     url, num_slots = free_url(), _num_slots(flags)
     context = [] if max_context is None else ["-c", str(num_slots * max_context)]
-    ours = ["-m", str(model), *place_of(url), "-np", str(num_slots), "--no-kv-unified", "--no-webui", *context]
+    slots = [] if any(flag in SLOTS for flag in flags) else ["-np", str(num_slots)]
+    ours = ["-m", str(model), *place_of(url), *slots, "--no-kv-unified", "--no-webui", *context]
     key = secrets.token_urlsafe(32)  # never among the arguments, which other users of the machine can read
     return Command(PROGRAM, (program(), *ours, *arguments, *flags), url, {"LLAMA_API_KEY": key}, key)
 
@@ -49,7 +50,7 @@ def program() -> str:
     """Return the path of a llama-server: that of LLAMA_SERVER, of the path, or of the wheel; else ConfigError."""
     named = os.environ.get(VARIABLE)
     if named:
-        found = shutil.which(Path(named).expanduser())
+        found = shutil.which(os.path.expanduser(named))
         if found is None:
             raise ConfigError(f"backend: {VARIABLE} is {named!r}, which is no program")
         return found

@@ -4,19 +4,20 @@ Owns which rows a conversation needs to go on in llama-server. Block i of a conv
 row is there if its cell says so (see `layout`), so rows of a block must be of its tokens or zero: the caller wipes a
 block, or its part of a window, that it gives to other tokens.
 
-    position         0                               T - w - 1  T - w             T
-    full attention   [ all rows                                                   )
-    a window of w                                    zeros      [hidden] [ needed )
+    position         0              T - w - 1    T - w              T
+    full attention   [ all rows                                     )
+    a window of w                   zeros        [ the last w rows  )
 
-The token at T sees the w - 1 positions before it (llama-hparams.h, is_masked_swa), but llama-server reuses nothing
-unless the slot also has a row below T - w (server-context.cpp, pos_min_thold): one of zeros, that no token from T on
-can see. Row T - w is written if it is there, but never invented: llama-server would save it as if it had computed it.
+The token at T sees the w - 1 positions before it (llama-hparams.h, is_masked_swa). The row before these is needed as
+well: of what it is given llama-server makes a checkpoint, and goes on from the last token in it when a later prompt
+leaves the text (server-context.cpp, create_checkpoint). And it reuses nothing unless the slot also has a row below
+T - w (pos_min_thold): one of zeros, that neither can see, and that no file it saves will have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -156,8 +157,8 @@ class _Part:
 def resumable(arena: KVArena, blocks: Sequence[int], num_tokens: int) -> int:
     """How many of the first `num_tokens` tokens llama-server can go on from: the most whose rows are there; 0 if none.
 
-    Needed are all rows of full attention and, of a window of w tokens, the last w - 1. With at most w tokens in a slot
-    it reuses nothing of a model with windows, as there is no room for a row that nobody sees.
+    Needed are all rows of full attention and, of a window of w tokens, the last w. With at most w tokens in a slot it
+    reuses nothing of a model with windows, as there is no room for a row that nobody sees.
     """
     num_tokens = min(num_tokens, BLOCK_TOKENS * len(blocks))
     ends = np.arange(num_tokens + 1)
@@ -168,7 +169,7 @@ def resumable(arena: KVArena, blocks: Sequence[int], num_tokens: int) -> int:
         last_missing = np.maximum.accumulate(np.concatenate([[-1], missing]))  # before each end
         if isinstance(part.kind, WindowPart):
             window = part.kind.window
-            good &= (ends == 0) | (ends > window) & (last_missing <= ends - window)
+            good &= (ends == 0) | (ends > window) & (last_missing < ends - window)
         else:
             good &= last_missing < 0
     return int(np.flatnonzero(good)[-1])
@@ -202,16 +203,13 @@ def _rows(held: _Part, positions: range, extra: Bytes | None) -> RowsToWrite:
 
 
 def _window(held: _Part, num_tokens: int, window: int, extra: Bytes | None) -> RowsToWrite:
-    """The rows of a window that the next token sees, the one before them if it is there, and one of zeros."""
-    hidden = num_tokens - window
-    first = hidden if held.present(num_tokens)[hidden] else hidden + 1
-    shown = _rows(held, range(first - 1, num_tokens), None)
+    """The last rows of a window after one of zeros."""
+    positions = range(num_tokens - window - 1, num_tokens)
+    shown = _rows(held, positions, None if extra is None else extra[positions.start :])
 
     def rows(layer: int, kind: Kind) -> Bytes:
         found = shown.rows(layer, kind)
         found[0] = 0
         return found
 
-    positions = shown.positions.copy()
-    positions[0] = hidden - 1
-    return RowsToWrite(positions, rows, None if extra is None else extra[positions])
+    return replace(shown, rows=rows)

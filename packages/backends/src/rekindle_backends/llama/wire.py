@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rekindle.errors import BackendFailed
-from rekindle_backends.llama.gaps import Gaps
+from rekindle_backends.llama.gaps import Filling, Gaps
 from rekindle_backends.wire import Piece, ScoredToken, count, error_text, no_chunk, whole
 
 COMPLETION, PROPS = "/completion", "/props"
@@ -54,11 +55,15 @@ def completion_body(prompt_ids: Sequence[int], options: Mapping[str, Any]) -> di
 
 
 class EventReader:
-    """Reads the events of one stream, in order: what is left out of it is found by `gaps`."""
+    """Reads the events of one stream, in order: what is left out of it is found by `gaps`.
+
+    A token without text waits for the next event, as the one that ends a reply is none of it.
+    """
 
     def __init__(self, gaps: Gaps) -> None:
         self._gaps = gaps
         self._num_tokens = 0  # that were drawn, those left out too
+        self._silent = Piece()
 
     def read(self, data: str) -> Piece:
         """Read the data of one event; BackendFailed for an error in it, and for what is no event of a completion."""
@@ -75,21 +80,27 @@ class EventReader:
 
     def _end(self, event: Mapping[str, Any]) -> Piece:
         """Return the end; ids that were left out before it end inside a character, and stay unknown."""
-        kind = str(event["stop_type"])
-        return Piece(reason=ENDS.get(kind, kind), cached_tokens=count((event.get("timings") or {}).get("cache_n")))
+        kind, silent = str(event["stop_type"]), self._silent
+        if kind == "eos":
+            silent = Piece(silent.token_ids[:-1], silent.scores[:-1])
+        cached = count((event.get("timings") or {}).get("cache_n"))
+        return replace(silent, reason=ENDS.get(kind, kind), cached_tokens=cached)
 
     def _tokens(self, event: Mapping[str, Any]) -> Piece:
-        """Return the tokens of an event, and before them those that were left out."""
+        """Return the tokens of an event, and before them those that were left out or had no text."""
         ids, num_tokens = tuple(map(whole, event["tokens"])), whole(event["tokens_predicted"])
         num_missing = num_tokens - self._num_tokens - len(ids)
         if not ids or num_missing < 0:
             raise ValueError(f"{num_tokens} tokens after {self._num_tokens} and {len(ids)} more")
         self._num_tokens = num_tokens
-        scores = tuple(map(_score, event.get("completion_probabilities") or ()))
-        if not num_missing:
-            return Piece(ids, scores)
-        found = self._gaps.fill(num_missing, ids[0], event["content"])
-        return Piece(found.ids + ids, (None,) * len(found.ids) + scores if scores else (), is_certain=found.is_only)
+        scores: tuple[ScoredToken | None, ...] = tuple(map(_score, event.get("completion_probabilities") or ()))
+        found, silent = Filling((), is_only=True), self._silent
+        if num_missing:
+            found = self._gaps.fill(num_missing, ids[0], event["content"])
+            scores = (None,) * len(found.ids) + scores if scores else ()
+        piece = Piece(silent.token_ids + found.ids + ids, silent.scores + scores, is_certain=found.is_only)
+        sent, self._silent = (piece, Piece()) if event["content"] else (Piece(), piece)
+        return sent
 
 
 def _score(entry: Mapping[str, Any]) -> ScoredToken:

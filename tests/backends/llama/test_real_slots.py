@@ -1,0 +1,134 @@
+"""With the real llama-server and real weights: its own bytes come back from blocks, and it goes on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rekindle_backends.llama.slot_file import Kind, SlotFile
+from rekindle_backends.llama.transfer import put, resumable, take
+from tests.backends.llama.real_server import LlamaServer
+from tests.backends.llama.test_transfer import arena_of
+from tests.needs import ROOT
+from tools.real_models import REAL_MODELS
+
+WINDOW = 512  # of Gemma 3 270M
+TEXT = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+KINDS: tuple[Kind, Kind] = ("k", "v")
+FULL = {
+    "f16": ("-fa", "on", "--no-kv-unified"),
+    "f16 without flash attention": ("-fa", "off", "--no-kv-unified"),
+    "q8_0": ("-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0", "--no-kv-unified"),
+    "q4_0": ("-fa", "on", "-ctk", "q4_0", "-ctv", "q4_0", "--no-kv-unified"),
+    "one cache for all slots": ("-fa", "on", "--kv-unified"),
+}
+WINDOWS = {"f16": FULL["f16"], "one cache for all slots": ("-fa", "off", "--kv-unified")}
+in_f16 = pytest.mark.parametrize("gemma", [WINDOWS["f16"]], indirect=True)
+
+
+@pytest.fixture(params=FULL.values(), ids=FULL)
+def smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaServer]:
+    with LlamaServer(REAL_MODELS["smollm2"].path(), tmp_path, "-c", "6144", *request.param) as server:
+        yield server
+
+
+@pytest.fixture(params=WINDOWS.values(), ids=WINDOWS)
+def gemma(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaServer]:
+    with LlamaServer(REAL_MODELS["gemma"].path(), tmp_path, "-c", "6144", *request.param) as server:
+        yield server
+
+
+def test_a_slot_comes_back_from_blocks(smollm2: LlamaServer) -> None:
+    ids = smollm2.tokenize(TEXT)[:420]
+    smollm2.complete(ids[:330], 8, slot=1)
+    file = SlotFile.open(smollm2.save(1, "first"))
+    total, shape, blocks = len(file.tokens), file.shape, [6, 2, 0, 4, 1, 7, 3]
+    arena, _ = arena_of(shape, 0, 8)
+    take(file, arena, blocks, 0, total)
+    assert resumable(arena, blocks, total) == total == 337  # the last token that was drawn is not computed
+    put(arena, blocks, total, file.tokens, shape, smollm2.folder / "same", 1)
+    assert (smollm2.folder / "same").read_bytes() == (smollm2.folder / "first").read_bytes()
+
+    # Another slot goes on as this one does, from all of it and from a part.
+    for num_tokens in (total, 200):
+        put(arena, blocks, num_tokens, file.tokens, shape, smollm2.folder / "other", 2)
+        assert smollm2.restore(2, smollm2.folder / "other") == num_tokens
+        prompt = [*file.tokens[:num_tokens], *ids[400:410]]
+        restored, hot = smollm2.complete(prompt, 60, slot=2), smollm2.complete(prompt, 60, slot=1)
+        assert restored == hot and hot[1] == num_tokens
+
+    # What it computed since is taken alone, and is all there.
+    later = SlotFile.open(smollm2.save(2, "later"), shape=shape)
+    take(later, arena, blocks, 200, len(later.tokens))
+    put(arena, blocks, len(later.tokens), later.tokens, shape, smollm2.folder / "joined", 2)
+    assert (smollm2.folder / "joined").read_bytes() == (smollm2.folder / "later").read_bytes()
+
+
+def test_a_slot_with_windows_comes_back_from_blocks(gemma: LlamaServer) -> None:
+    ids = gemma.tokenize(TEXT)[:710]
+    file, path = put_in_another_slot(gemma, ids[:700])
+    prompt = [*file.tokens, *ids[700:]]
+    restored, hot = gemma.complete(prompt, 60, slot=2), gemma.complete(prompt, 60, slot=1)
+    assert restored == hot and hot[1] == len(file.tokens)
+
+    # A prompt that ends where the file does is computed from its beginning.
+    gemma.restore(2, path)
+    assert gemma.complete(file.tokens, 1, slot=2)[1] == 0
+
+
+def put_in_another_slot(gemma: LlamaServer, ids: list[int]) -> tuple[SlotFile, Path]:
+    """Compute ids and a few more in slot 1, have them go through blocks into slot 2; return what was saved and put."""
+    gemma.complete(ids, 8, slot=1)
+    file = SlotFile.open(gemma.save(1, "own"))
+    total, blocks = len(file.tokens), list(range(23, -1, -1))
+    arena, slots = arena_of(file.shape, WINDOW, 24)
+    assert slots is not None and all(slots.take(block) for block in blocks)
+    take(file, arena, blocks, 0, total)
+    assert resumable(arena, blocks, total) == total and resumable(arena, blocks, total - 1) == 0
+    put(arena, blocks, total, file.tokens, file.shape, gemma.folder / "put", 2)
+    assert gemma.restore(2, gemma.folder / "put") == total
+    return file, gemma.folder / "put"
+
+
+@in_f16
+def test_a_prompt_that_leaves_the_text_finds_the_checkpoint_of_what_was_put(gemma: LlamaServer) -> None:
+    """It goes on from the last token in it, which sees the row before the window of the next one."""
+    ids = gemma.tokenize(TEXT)[:730]
+    file, _ = put_in_another_slot(gemma, ids[:700])
+    prompt, other = [*file.tokens, *ids[700:710]], [*file.tokens, *ids[720:]]
+    for slot in (1, 2):
+        gemma.complete(prompt, 1, slot)
+        gemma.complete([*prompt, *ids[:700]], 8, slot)  # takes the cells of the window
+    restored, hot = gemma.complete(other, 60, slot=2), gemma.complete(other, 60, slot=1)
+    assert restored == hot and hot[1] == len(file.tokens) - 1
+
+
+@in_f16
+def test_a_window_that_was_written_round_is_put_in_order(gemma: LlamaServer) -> None:
+    """Its cells are used again once all were: the file has them in another order than the tokens."""
+    file, path = put_in_another_slot(gemma, gemma.tokenize(TEXT)[:1300])
+    assert (np.diff(file.attention[1].positions) < 0).any()
+    put_there = SlotFile.open(path, shape=file.shape)
+    for section, (own, other) in enumerate(zip(file.attention, put_there.attention, strict=True)):
+        by_position = [np.argsort(each.positions) for each in (own, other)]
+        for layer in range(len(file.shape.attention[section].k)):
+            for kind in KINDS:
+                rows = [each.rows(section, layer, kind) for each in (file, put_there)]
+                before, after = (each[order][-WINDOW:] for each, order in zip(rows, by_position, strict=True))
+                assert (before == after).all()
+    assert gemma.complete([*file.tokens, 5, 6, 7], 1, slot=2)[1] == len(file.tokens)
+
+
+@in_f16
+def test_llama_server_reuses_nothing_of_a_window_as_it_saved_it(gemma: LlamaServer) -> None:
+    """Why a row is added; and why there is nothing to resume of a conversation that is not longer than the window."""
+    ids = gemma.tokenize(TEXT)
+    for num_tokens in (300, 700):
+        gemma.complete(ids[:num_tokens], 8, slot=1)
+        path = gemma.save(1, "own")
+        tokens = SlotFile.open(path).tokens
+        gemma.restore(2, path)
+        assert gemma.complete([*tokens, 5, 6, 7], 1, slot=2)[1] == 0
