@@ -48,6 +48,24 @@ def bench_coding_day(
     )
 
 
+@app.command("llama-slots")
+def bench_llama_slots(
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
+    agents: Annotated[int, typer.Option(help="agents that take turns")] = 10,
+    slots: Annotated[int, typer.Option(help="of llama-server")] = 4,
+    context: Annotated[int, typer.Option(help="tokens of a slot")] = 2048,
+    length: Annotated[
+        list[int] | None, typer.Option(help="tokens of a history to time turns on; may be repeated")
+    ] = None,
+    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
+) -> int:
+    """More agents than slots of a llama-server, with Rekindle in front and without, killed between rounds."""
+    from benchmarks.llama_slots import SlotsBench, run_slots_bench
+
+    bench = SlotsBench(model, agents, slots, context, flags=flags, lengths=tuple(length or ()))
+    return run_slots_bench(bench, console())
+
+
 @app.command("coordination")
 @with_settings(unused=BENCH_UNUSED)
 def bench_coordination(

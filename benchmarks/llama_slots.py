@@ -1,0 +1,288 @@
+"""More agents than slots of a llama-server: what a turn computes, takes and writes with Rekindle in front, and without.
+
+Both arms get the same token ids, at temperature 0. The plain llama-server has its own cache of states in memory, as it
+does by itself. Between rounds either is killed: llama-server, and with Rekindle in front that too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from rekindle.config import ServerSettings
+from rekindle.errors import RequestFailed
+from rekindle.harness.client import ServerProcess, free_port
+from rekindle_backends.llama.command import PROGRAM, program
+
+SYSTEM = "You are one of several helpers that look after the harbour of Ilmen. " * 9
+READY_S = 300.0
+WRITTEN = "rekindle_disk_written_bytes_total "
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsBench:
+    """What is measured: `agents` on `slots` of a llama-server of this `model`, with more of its flags."""
+
+    model: Path
+    agents: int = 10
+    slots: int = 4
+    context: int = 2048
+    reply: int = 12
+    flags: str = "-t 1"
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn: the ids of its reply, prompt tokens that were computed, and seconds in all."""
+
+    ids: tuple[int, ...]
+    computed: int
+    seconds: float
+
+
+class Arm(Protocol):
+    """What computes turns, and which of its processes can be killed."""
+
+    kills: Sequence[str]
+
+    def turn(self, agent: str, ids: Sequence[int], most: int) -> Turn: ...
+
+    def tokens(self, text: str) -> list[int]: ...
+
+    def kill(self, which: str) -> None: ...
+
+    def written(self) -> int: ...
+
+
+def post(url: str, body: dict[str, Any], **headers: str) -> Any:
+    """The JSON that answers a request."""
+    answer = httpx.post(url, json=body, headers=headers, timeout=READY_S * 3)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def wait_for(url: str) -> None:
+    """Wait until a server that was started answers."""
+    end = time.monotonic() + READY_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=5).is_success:
+                return
+        if time.monotonic() > end:
+            raise RequestFailed(f"{url} was not there within {READY_S:g} s")
+        time.sleep(0.05)
+
+
+@dataclass
+class Plain:
+    """llama-server by itself."""
+
+    bench: SlotsBench
+    log: Path
+    kills: Sequence[str] = ("llama-server",)
+    url: str = ""
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        port = free_port("127.0.0.1")
+        place = ["--host", "127.0.0.1", "--port", str(port)]
+        sizes = ["-np", str(self.bench.slots), "-c", str(self.bench.slots * self.bench.context), "--no-kv-unified"]
+        command = [program(), "-m", str(self.bench.model), *place, *sizes, "--no-webui", *self.bench.flags.split()]
+        self.url = f"http://127.0.0.1:{port}"
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(command, stdout=sink, stderr=sink)
+        wait_for(f"{self.url}/health")
+
+    def kill(self, which: str) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.start()
+
+    def turn(self, agent: str, ids: Sequence[int], most: int) -> Turn:
+        began = time.perf_counter()
+        body = {"prompt": list(ids), "n_predict": most, "temperature": 0, "return_tokens": True, "cache_prompt": True}
+        found = post(f"{self.url}/completion", body)
+        return Turn(tuple(found["tokens"]), int(found["timings"]["prompt_n"]), time.perf_counter() - began)
+
+    def tokens(self, text: str) -> list[int]:
+        found: list[int] = post(f"{self.url}/tokenize", {"content": text})["tokens"]
+        return found
+
+    def written(self) -> int:
+        return 0
+
+
+@dataclass
+class Fronted:
+    """Rekindle in front of a llama-server that it starts."""
+
+    bench: SlotsBench
+    log: Path
+    store: Path
+    kills: Sequence[str] = ("llama-server", "rekindle", "both")
+    server: ServerProcess | None = None
+    before: int = 0
+
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        return f"http://127.0.0.1:{self.server.port}"
+
+    def start(self) -> None:
+        own = f"-np {self.bench.slots} {self.bench.flags}"
+        flags = [str(self.bench.model), "--backend", "llama.cpp", f"--backend-flags={own}"]
+        flags += ["--store", str(self.store), "--max-context", str(self.bench.context)]
+        self.server = ServerProcess(flags, log=self.log, server=ServerSettings(port=0))
+        wait_for(f"{self.url}/health/ready")
+
+    def _llama(self) -> list[psutil.Process]:
+        assert self.server is not None
+        ours = psutil.Process(self.server.pid).children(recursive=True)
+        return [each for each in ours if each.name() == PROGRAM]
+
+    def kill(self, which: str) -> None:
+        assert self.server is not None
+        if which == "llama-server":
+            for each in self._llama():
+                each.kill()
+            time.sleep(0.5)
+            wait_for(f"{self.url}/health/ready")
+            return
+        self.before += self._bytes()
+        theirs = self._llama()
+        for each in theirs if which == "both" else ():
+            each.kill()
+        self.server.kill()
+        for each in theirs:
+            each.wait(60)
+        self.start()
+
+    def turn(self, agent: str, ids: Sequence[int], most: int) -> Turn:
+        began = time.perf_counter()
+        body = {"prompt": list(ids), "max_tokens": most, "temperature": 0, "rekindle": {"return_ids": True}}
+        report = post(f"{self.url}/v1/completions", body, **{"X-Agent-ID": agent})["rekindle"]
+        computed = report["prompt_tokens"] - report["reused_tokens"]
+        return Turn(tuple(report["completion_ids"]), computed, time.perf_counter() - began)
+
+    def tokens(self, text: str) -> list[int]:
+        found: list[int] = post(f"{self.url}/v1/tokenize", {"text": text})["ids"]
+        return found
+
+    def written(self) -> int:
+        return self.before + self._bytes()
+
+    def _bytes(self) -> int:
+        lines = httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines()
+        (line,) = [each for each in lines if each.startswith(WRITTEN)]
+        return int(float(line.split()[-1]))
+
+
+@dataclass
+class Talk:
+    """The histories of all agents in one arm."""
+
+    bench: SlotsBench
+    arm: Arm
+    ids: dict[str, list[int]] = field(default_factory=dict)
+    number: int = 0
+
+    def round(self) -> list[tuple[Turn, int]]:
+        """One turn of every agent, with the tokens that are new in its prompt."""
+        found = []
+        for agent in (f"helper-{number}" for number in range(self.bench.agents)):
+            before = self.ids.get(agent, [])
+            if before:
+                lamp = f"lamp {self.number * 3}"
+                more = self.arm.tokens(f" Question {self.number}: what should be done about {lamp} tonight?")
+            else:
+                lamps = " ".join(f"Lamp {at} of {agent} was lit for {at * 7919 % 101} hours." for at in range(14))
+                more = self.arm.tokens(f"{SYSTEM}{agent}'s own notes. {lamps}")
+            prompt = [*before, *more]
+            turn = self.arm.turn(agent, prompt, self.bench.reply)
+            self.ids[agent] = [*prompt, *turn.ids]
+            found.append((turn, len(more)))
+        self.number += 1
+        return found
+
+
+@contextmanager
+def arms(bench: SlotsBench, folder: Path) -> Iterator[dict[str, Plain | Fronted]]:
+    """Both arms, started."""
+    fronted = Fronted(bench, folder / "rekindle.log", folder / "store")
+    made: dict[str, Plain | Fronted] = {"rekindle": fronted, "llama-server": Plain(bench, folder / "plain.log")}
+    try:
+        for each in made.values():
+            each.start()
+        yield made
+    finally:
+        for each in made.values():
+            if isinstance(each, Fronted) and each.server is not None:
+                each.server.kill()
+            elif isinstance(each, Plain) and each.process is not None:
+                each.process.kill()
+
+
+def run_slots_bench(bench: SlotsBench, console: Console) -> int:
+    """Rounds with kills between them, then long prompts; print what each took."""
+    with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name, arms(bench, Path(name)) as made:
+        talks = {title: Talk(bench, arm) for title, arm in made.items()}
+        table = Table("round", "arm", "computed a turn: median, most", "new: most", "seconds: median", "written a turn")
+        for stage in ("cold", "turn 1", "turn 2", "after llama-server", "turn 4", "after rekindle", "after both"):
+            for title, talk in talks.items():
+                if stage.startswith("after "):
+                    which = stage.removeprefix("after ")
+                    time.sleep(1.0)  # slots rest
+                    talk.arm.kill(which if which in talk.arm.kills else "llama-server")
+                before = talk.arm.written()
+                found = talk.round()
+                time.sleep(0.5)
+                computed = [turn.computed for turn, _ in found]
+                table.add_row(
+                    stage if stage[0] != "a" else f"{stage} was killed",
+                    title,
+                    f"{statistics.median(computed):g}, {max(computed)}",
+                    str(max(new for _, new in found)),
+                    f"{statistics.median(turn.seconds for turn, _ in found):.2f}",
+                    f"{(talk.arm.written() - before) / bench.agents / 1e6:.2f} MB",
+                )
+        console.print(table)
+        same = sum(talks["rekindle"].ids[agent] == ids for agent, ids in talks["llama-server"].ids.items())
+        console.print(f"{same} of {bench.agents} histories are equal in both arms")
+        for length in bench.lengths:
+            console.print(long_prompts(made, length))
+    return 0
+
+
+def long_prompts(made: dict[str, Plain | Fronted], length: int, turns: int = 5) -> str:
+    """Seconds of turns of 100 new tokens and 16 of reply on a history of about this length, the arms in turn."""
+    talks: dict[str, list[int]] = {}
+    seconds: dict[str, list[float]] = {title: [] for title in made}
+    for title, arm in made.items():
+        text = " ".join(f"Lamp {at} was lit for {at * 7919 % 101} hours." for at in range(length // 8))
+        talks[title] = arm.tokens(text)[:length]
+        talks[title] += arm.turn("long", talks[title], 1).ids
+    for number in range(turns):
+        for title, arm in made.items():
+            more = arm.tokens(" ".join(f"And {number} and {at}." for at in range(40)))[:100]
+            turn = arm.turn("long", [*talks[title], *more], 16)
+            talks[title] += [*more, *turn.ids]
+            seconds[title].append(turn.seconds)
+    medians = {title: statistics.median(found) for title, found in seconds.items()}
+    ratio = medians["rekindle"] / medians["llama-server"]
+    ours, theirs = medians["rekindle"], medians["llama-server"]
+    return f"{length} tokens: {ours:.2f} s a turn with Rekindle, {theirs:.2f} without: {ratio:.3f}"
