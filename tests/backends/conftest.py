@@ -1,7 +1,12 @@
-"""A front over a real socket, whose requests our own server computes over another one."""
+"""A front over a real socket, whose requests our own server computes over another one.
+
+`test_real_llama.py` is collected where there is a llama-server: `make engines` builds one.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +16,8 @@ import pytest
 
 from tests.server.conftest import Served
 from tests.server.scripted import serving, write_scripted_model
+
+collect_ignore = [] if shutil.which(os.environ.get("LLAMA_SERVER") or "llama-server") else ["test_real_llama.py"]
 
 
 @dataclass(frozen=True)

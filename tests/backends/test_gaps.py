@@ -86,6 +86,10 @@ def test_it_is_the_only_answer_where_it_says_so(pieces: list[bytes], data: st.Da
             assert gaps.fill(len(missing), came, said).is_only == (len(every) == 1)
 
 
+def test_a_grammar_has_no_control_tokens() -> None:
+    assert Gaps(BYTE_LEVEL, ENDS).in_grammar().fill(3, 0x82, "🙂") == Filling((0xF0, 0x9F, 0x99), is_only=True)
+
+
 @pytest.mark.parametrize(
     ("num_missing", "came", "text", "expected"),
     [

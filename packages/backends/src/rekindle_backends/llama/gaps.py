@@ -12,6 +12,7 @@ Every missing id ends inside a character, or it would have been sent; with that 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
@@ -50,6 +51,12 @@ class Gaps:
                 self._ids.setdefault(piece, []).append(token_id)
         self._num_silent = len(self._ids.pop(b"", ()))
         self._longest = max(map(len, self._ids), default=0)
+
+    def in_grammar(self) -> Gaps:
+        """Return the same for a reply that a grammar keeps free of control tokens."""
+        found = copy.copy(self)
+        found._num_silent = 0
+        return found
 
     def fill(self, num_missing: int, came: int, text: str) -> Filling:
         """Return ids for the `num_missing` before the id that `came` with this text, which covers all of them.

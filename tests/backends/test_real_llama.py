@@ -1,0 +1,137 @@
+"""With a real llama-server and real weights: ids of streams, turns, cancelling, restarts. `make engines` builds one."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle.model.checkpoint import Source
+from rekindle.text.constraints.types import Constraint
+from rekindle.text.prompt import PromptEncoder
+from rekindle_backends.client import Address, Arrived, Backend
+from rekindle_backends.llama.calls import written
+from rekindle_backends.llama.command import llama_command
+from rekindle_backends.llama.gaps import Gaps
+from rekindle_backends.llama.wire import COMPLETION, EventReader, completion_body
+from rekindle_backends.process import OwnServer
+from rekindle_backends.wire import Call, Piece
+from tests.backends.test_memory import asked, text_of
+from tests.backends.test_own_vllm import until
+from tests.server.conftest import Served
+from tests.server.scripted import serving
+from tools.real_models import REAL_MODELS
+
+NUM_REPLIES = int(os.environ.get("REPLIES", "100"))
+CHARS = [*"🙂🚀👩🏼❤️‍🔥🇩🇪🦊", *"数字汉语你好世界龍鬱", *"привет мирЖщё", *"ab e", *"ไทยहिन्दी한국어éßø"]
+ENDS = {0, 2}  # of SmolLM2
+WAIT_S = 120.0
+ASKED = "Write one line with 🙂 and привет in it."
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return REAL_MODELS["smollm2"].path()
+
+
+@contextmanager
+def running(model: Path, *arguments: str) -> Iterator[Backend]:
+    """A llama-server of one slot, and a client of it."""
+    own = OwnServer(llama_command(model, flags=["-t", "1", "-np", "1"], max_context=512, arguments=arguments))
+    own.start()
+    backend = Backend(Address(own.command.url, own.command.key, WAIT_S), own=own)
+    backend.start()
+    try:
+        yield backend
+    finally:
+        backend.stop()
+
+
+def replied(backend: Backend, gaps: Gaps, prompt: list[int], **options: Any) -> list[Piece]:
+    """The pieces of a reply."""
+    arrived = queue.SimpleQueue[Arrived]()
+    backend.submit(Call(COMPLETION, completion_body(prompt, options), {}, EventReader(gaps).read), arrived.put)
+    found = list[Piece]()
+    while (piece := arrived.get(timeout=WAIT_S)) is not None:
+        assert isinstance(piece, Piece), piece
+        found.append(piece)
+    return found
+
+
+def saved_ids(backend: Backend, folder: Path) -> list[int]:
+    """The ids in the first slot's memory, as its file has them; the token that was drawn last is not there yet."""
+    status, answer = backend.ask("POST", "/slots/0?action=save", {"filename": "slot"})
+    assert status == 200, answer
+    data = (folder / "slot").read_bytes()
+    assert struct.unpack_from("<I", data, 4) == (4,)
+    kind, _, number = struct.unpack_from("<3i", data, 12)
+    assert kind == -1
+    found: list[int] = np.frombuffer(data, np.int32, number, 24).tolist()
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_ids_that_a_stream_leaves_out(model: Path, tmp_path: Path, temperature: float) -> None:
+    encoder = PromptEncoder.from_dir(Source.find(str(model), None).fetch_description())
+    vocabulary, chosen, num_certain = encoder.vocabulary, random.Random(7), 0
+    gaps = Gaps(map(vocabulary.shown, range(vocabulary.size)), ENDS).in_grammar()
+    prompt = encoder.encode(encoder.render_text("Say something:", add_leading=False)).tolist()
+    with running(model, "--slot-save-path", f"{tmp_path}/") as backend:
+        for seed in range(NUM_REPLIES):
+            text = "".join(chosen.choices(CHARS, k=chosen.randint(1, 8)))
+            forced = written(Constraint("choice", (text,)))
+            pieces = replied(backend, gaps, prompt, temperature=temperature, seed=seed, n_predict=100, **forced)
+            ids = [token_id for piece in pieces for token_id in piece.token_ids]
+            assert b"".join(map(vocabulary.shown, ids)).decode() == text and pieces[-1].reason == "stop"
+            if all(piece.is_certain for piece in pieces):
+                assert saved_ids(backend, tmp_path) == prompt + ids, text
+                num_certain += 1
+    assert num_certain >= 0.5 * NUM_REPLIES  # tokens of a small model that is forced are seldom the tokenizer's
+
+
+@pytest.fixture(scope="module")
+def front(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store = tmp_path_factory.mktemp("texts")
+    flags = {"backend": "llama.cpp", "backend_flags": "-t 1 -np 1", "max_context": 1024, "store": str(store)}
+    with serving(model=str(model), **flags) as running:
+        yield running
+
+
+def test_a_turn_continues_the_last_one(front: Served) -> None:
+    assert "its tokenizer is the same" in front.engine.notes[0]
+    first = asked(front, "ada", ASKED)
+    said = asked(front, "ada", ASKED, text_of(first), "Again, please.")["rekindle"]
+    stored = [*first["rekindle"]["prompt_ids"], *first["rekindle"]["completion_ids"]]
+    assert said["prompt_ids"][: len(stored)] == stored and said["outcome"] == "extend"
+    assert said["reused_tokens"] >= len(stored) - 1
+
+
+def test_a_client_that_leaves_frees_the_slot(front: Served) -> None:
+    messages: Any = [{"role": "user", "content": "Count to a thousand."}]
+    more: Any = {"ignore_eos": True}
+    stream = front.client().chat.completions.create(
+        model="default", messages=messages, max_tokens=900, stream=True, extra_body=more
+    )
+    next(iter(stream))
+    stream.close()
+    answer = front.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+    assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 2
+
+
+def test_it_is_started_again(front: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 2}
+    port = front.engine.notes[0].split("127.0.0.1:")[1].split()[0]
+    found = subprocess.run(["pgrep", "-f", f"llama-server.*--port {port}"], capture_output=True, text=True, check=True)
+    os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)
+    assert until(lambda: front.send("GET", "/health/ready").status == 503)
+    assert until(lambda: front.send("POST", "/v1/chat/completions", body).status == 200)
