@@ -44,7 +44,7 @@ def infos(parts: Components, ask: Callable[[], Sequence[Sequence[Branch]]]) -> l
         return [(each, book.pinned_until(each[0].namespace, each[0].agent, now)) for each in found]
 
     agents = parts.intake.call(look).result()
-    is_here = parts.backend is None  # a front keeps texts: where their KV is, is known to what computes
+    is_here = parts.has_kv  # a front keeps texts: where their KV is, is known to what computes
     longest = [max(branches, key=lambda branch: branch.num_tokens) for branches, _ in agents]
     hot = parts.loop.call(lambda core: hot_tokens(core.cache, longest)).result()
     is_durable = parts.is_in_place()
@@ -101,7 +101,7 @@ class AgentAdmin:
             return [(branch, shared_tokens(branch, everybody, size)) for branch in book.of(*self._key)]
 
         branches = self._ask(look)
-        is_here = self._parts.backend is None
+        is_here = self._parts.has_kv
         hot = self._run(lambda core: hot_tokens(core.cache, [branch for branch, _ in branches]))
         is_durable = self._parts.is_in_place()
         return tuple(
@@ -130,8 +130,8 @@ class AgentAdmin:
         return tuple(branches[0].ids.tolist())
 
     def offload(self) -> int:
-        """As `Agent.offload`; BadRequest if another server computes."""
-        if self._parts.backend is not None:
+        """As `Agent.offload`; BadRequest if another server has the KV."""
+        if not self._parts.has_kv:
             raise BadRequest("offload: the memory is that of the server that computes, which decides what stays hot")
         self._check_place()
         branches = self._ask(lambda: self._commands.branches_to_offload(*self._key))

@@ -68,9 +68,9 @@ BREAKPOINT_SHARE = 0.5  # of a tenant's part of the disk, for cached breakpoints
 class Computing:
     """What computes for an engine, here or at a `backend`, and what is known of it.
 
-    `device`: where it computes. `arena` has the bytes of its blocks. A `store` of it is listed under `label`.
-    `sampling` is for what requests leave open. `new_core` builds its core, of the builder's other parts;
-    `new_constraints` what constrains replies, from the final encoder and its reply format. `read_records`: as
+    `device`: where it computes. `arena` has the bytes of its blocks, which are KV if it `has_kv`. A `store` of it is
+    listed under `label`. `sampling` is for what requests leave open. `new_core` builds its core, of the builder's other
+    parts; `new_constraints` what constrains replies, from the final encoder and its reply format. `read_records`: as
     `WarmStore.open` has it.
     """
 
@@ -87,6 +87,7 @@ class Computing:
     new_constraints: Callable[[PromptEncoder, ReplyFormat], Constraints]
     unsaved: Unsaved | None = None
     backend: Backend | None = None
+    has_kv: bool = True
     read_records: ReadRecords | None = None
 
 
@@ -159,6 +160,7 @@ class Builder:
                 prefault=None if store is None else Prefault(computing.arena, store.stats().num_blocks),
                 weights_writer=None if computing.unsaved is None else WeightsWriter(computing.unsaved),
                 backend=computing.backend,
+                has_kv=computing.has_kv,
             )
             allocator.trim()  # of what reading the tokenizer took: 300 MiB for 262,144 words
             self._opened.pop_all()

@@ -83,6 +83,7 @@ class Components:
     store_settings: StoreSettings  # as given, with the slot that was claimed
     place: StorePlace | None
     backend: Backend | None = None  # which computes, if this engine does not
+    has_kv: bool = True  # blocks hold KV; else they stand for texts, and the backend has it
     prefault: Prefault | None = None  # with a store
     weights_writer: WeightsWriter | None = None
     reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents

@@ -237,6 +237,17 @@ def test_windows_that_were_evicted_are_filled_again(
             assert talk.turn(engine, agent) <= 20 + 64
 
 
+def test_an_agent_that_is_offloaded_comes_back_from_disk(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store") as engine:
+        talk.turn(engine, "a", 300)
+        assert engine.agent("a").offload() == 4
+        info = engine.agent("a").info()
+        assert (info.hot_tokens, info.warm_tokens, info.saved_tokens) == (0, 256, 256)
+        assert talk.turn(engine, "a") <= 20 + 64
+        assert engine.agent("a").why()[0].warm_tokens == 256
+
+
 def test_no_file_is_left(gguf: Path, tmp_path: Path) -> None:
     with front(gguf, tmp_path / "store") as engine:
         command = server_of().cmdline()

@@ -263,6 +263,7 @@ def _computing(
         new_core=new_core,
         new_constraints=lambda encoder, form: BackendConstraints(kind, form),
         backend=backend,
+        has_kv=slots.probed is not None,
     )
 
 

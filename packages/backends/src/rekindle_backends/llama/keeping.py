@@ -46,8 +46,6 @@ class Keeping:
         post: Callable[[Callable[[], None]], None],
         clock: Callable[[], float],
     ) -> None:
-        self.num_kept_tokens = 0
-        self.num_lost = 0  # ended turns whose KV could not be kept
         self.held: set[BlockTable] = set()  # of states that are being read
         self.has_tails = bool(cache.arena.layout.ending)  # windows go on where they end alone
         self._backend = backend
@@ -204,7 +202,6 @@ class Keeping:
             sequence.table.release()
             self.free(slot)
             return
-        self.num_kept_tokens += sequence.num_prompt
         self._seconds_per_token = (self._clock() - began) / max(1, sequence.num_prompt)
         sequence.num_computed = sequence.num_prompt
         self._cache.publish(sequence)
@@ -233,7 +230,6 @@ class Keeping:
         unkept, slot.unkept = slot.unkept, None
         if unkept is None:
             return
-        self.num_lost += 1
         logger.warning("KV of %d tokens is lost (%s): it is computed again when it is needed", len(unkept.ids), why)
         for command in unkept.commands:
             if not isinstance(command, SequenceRecord):

@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 MOST_USELESS = 3  # restored states of which nothing was reused, before none is restored any more
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Running:
-    """A request in its slot of the server's `generation`; `num_restored` tokens were put there for it."""
+    """A request in its slot of the server's `generation`; `num_restored` tokens are put there for it."""
 
     slot: Slot
     generation: int
@@ -59,7 +59,6 @@ class SlotMemory:
         clock: Callable[[], float],
     ) -> None:
         self.slots = Slots(num_slots)
-        self.num_restored_tokens = 0
         self.restores = True  # False once this server was found to do nothing with what it restores
         self._backend = backend
         self._cache = cache
@@ -110,9 +109,10 @@ class SlotMemory:
         self._take(request, slot, 0)
         return Place({"id_slot": slot.number, "cache_prompt": has_own})
 
-    def _take(self, request: Request, slot: Slot, num_restored: int) -> None:
+    def _take(self, request: Request, slot: Slot, num_restored: int) -> _Running:
         slot.is_busy = True
-        self._running[request.id] = _Running(slot, self._generation, num_restored)
+        running = self._running[request.id] = _Running(slot, self._generation, num_restored)
+        return running
 
     def _restored(self, request: Request, slot: Slot, num_held: int) -> Place:
         """Restore what a request's blocks have, if that is more than its slot has."""
@@ -125,10 +125,10 @@ class SlotMemory:
             return self._begin(request, slot, has_own=num_held > 0)
         sequence.num_computed = 0
         table = self._cut(table, num_tokens)
-        self._take(request, slot, num_tokens)
+        running = self._take(request, slot, num_tokens)
         slot.forget()
         self.keeping.held.add(table)
-        prepare = partial(self._restore, slot, table, sequence.ids[:num_tokens].copy())
+        prepare = partial(self._restore, running, table, sequence.ids[:num_tokens].copy())
         return Place({"id_slot": slot.number, "cache_prompt": True}, prepare)
 
     def _cut(self, table: BlockTable, num_tokens: int) -> BlockTable:
@@ -141,18 +141,14 @@ class SlotMemory:
         table.release()
         return shorter
 
-    async def _restore(self, slot: Slot, table: BlockTable, ids: np.ndarray) -> None:
+    async def _restore(self, running: _Running, table: BlockTable, ids: np.ndarray) -> None:
         """Put a state together in a slot. On the backend's thread: one that cannot be is computed instead."""
         try:
             read = partial(self._post, partial(self.keeping.drop, table))
-            await self._states.restore(slot.number, table.blocks, ids, len(ids), read)
+            await self._states.restore(running.slot.number, table.blocks, ids, len(ids), read)
         except (RekindleError, OSError, ValueError) as error:
+            running.num_restored = 0
             logger.warning("a state of %d tokens could not be restored, so it is computed: %s", len(ids), error)
-            return
-        self._post(partial(self._note_restored, len(ids)))
-
-    def _note_restored(self, num_tokens: int) -> None:
-        self.num_restored_tokens += num_tokens
 
     def reused(self, request: Request, num_tokens: int) -> None:
         """Compare what the backend has reused with what was restored: some builds restore without effect."""
