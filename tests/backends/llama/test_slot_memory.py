@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from rekindle import Engine, pocket
-from rekindle.errors import RekindleError
+from rekindle.errors import BadRequest, RekindleError
 from rekindle.store import admin
 from rekindle_lab.bench.engine.gguf_file import write_file
 from rekindle_lab.bench.engine.gguf_model import contents
@@ -220,6 +220,18 @@ def test_namespaces_share_nothing(gguf: Path, tmp_path: Path) -> None:
         engine.agent("a", namespace="one").generate(prompt, max_tokens=4)
         report = engine.agent("a", namespace="two").generate(prompt, max_tokens=4).report
         assert report.hot_tokens + report.warm_tokens == 0
+
+
+def test_a_request_that_is_not_sent_holds_nothing(gguf: Path, tmp_path: Path) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 300)
+        talk.turn(engine, "b", 300)
+        prompt = np.array([*talk.ids["a"], *talk.more(20)], np.uint32)
+        with pytest.raises(BadRequest, match="min_tokens"):
+            engine.agent("a").generate(prompt, max_tokens=4, min_tokens=2)
+        assert engine.agent("a").purge().hot_blocks_left == 0
+        engine.check()
 
 
 def test_windows_that_were_evicted_are_filled_again(

@@ -37,11 +37,15 @@ MOST_USELESS = 3  # restored states of which nothing was reused, before none is 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in its slot of the server's `generation`; `num_restored` tokens are put there for it."""
+    """A request in its slot of the server's `generation`; `num_restored` tokens were put there for it.
+
+    `unread` are the blocks they are read from, until that begins: it never does for a request that ends before.
+    """
 
     slot: Slot
     generation: int
-    num_restored: int
+    num_restored: int = 0
+    unread: BlockTable | None = None
 
 
 class SlotMemory:
@@ -106,13 +110,12 @@ class SlotMemory:
     def _begin(self, request: Request, slot: Slot, *, has_own: bool) -> Place:
         """Let a request use what its slot has, or nothing."""
         request.sequence.warm_tokens = 0
-        self._take(request, slot, 0)
+        self._take(request, _Running(slot, self._generation))
         return Place({"id_slot": slot.number, "cache_prompt": has_own})
 
-    def _take(self, request: Request, slot: Slot, num_restored: int) -> _Running:
-        slot.is_busy = True
-        running = self._running[request.id] = _Running(slot, self._generation, num_restored)
-        return running
+    def _take(self, request: Request, running: _Running) -> None:
+        running.slot.is_busy = True
+        self._running[request.id] = running
 
     def _restored(self, request: Request, slot: Slot, num_held: int) -> Place:
         """Restore what a request's blocks have, if that is more than its slot has."""
@@ -125,7 +128,8 @@ class SlotMemory:
             return self._begin(request, slot, has_own=num_held > 0)
         sequence.num_computed = 0
         table = self._cut(table, num_tokens)
-        running = self._take(request, slot, num_tokens)
+        running = _Running(slot, self._generation, num_tokens, table)
+        self._take(request, running)
         slot.forget()
         self.keeping.held.add(table)
         prepare = partial(self._restore, running, table, sequence.ids[:num_tokens].copy())
@@ -143,9 +147,10 @@ class SlotMemory:
 
     async def _restore(self, running: _Running, table: BlockTable, ids: np.ndarray) -> None:
         """Put a state together in a slot. On the backend's thread: one that cannot be is computed instead."""
+        number, running.unread = running.slot.number, None
         try:
             read = partial(self._post, partial(self.keeping.drop, table))
-            await self._states.restore(running.slot.number, table.blocks, ids, len(ids), read)
+            await self._states.restore(number, table.blocks, ids, len(ids), read)
         except (RekindleError, OSError, ValueError) as error:
             running.num_restored = 0
             logger.warning("a state of %d tokens could not be restored, so it is computed: %s", len(ids), error)
@@ -188,6 +193,8 @@ class SlotMemory:
         """Free the slot of a request."""
         running = self._running.pop(request.id, None)
         if running is not None:
+            if running.unread is not None:
+                self.keeping.drop(running.unread)
             running.slot.is_busy = False
             running.slot.used = self._clock()
 

@@ -54,11 +54,15 @@ class States:
     ) -> None:
         """Give a slot the first `num_tokens` tokens (their uint32 `ids`) of these blocks; BackendFailed if it refuses.
 
-        `read` is called on any thread once the blocks are not read any more, also after a cancellation.
+        `read` is called on any thread once the blocks are not read any more, also after a cancellation or a failure.
         """
-        name = self._new_name(num_tokens)
-        path, tokens = self._ram_disk.path / name, ids[:num_tokens].astype(np.int32)
-        work = self._threads.submit(put, self._arena, blocks, num_tokens, tokens, self.shape, path, slot)
+        try:
+            name = self._new_name(num_tokens)
+            path, tokens = self._ram_disk.path / name, ids[:num_tokens].astype(np.int32)
+            work = self._threads.submit(put, self._arena, blocks, num_tokens, tokens, self.shape, path, slot)
+        except BaseException:
+            read()
+            raise
         is_given_up = threading.Event()
 
         def ended(done: Future[int]) -> None:
