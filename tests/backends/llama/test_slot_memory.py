@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -231,6 +233,25 @@ def test_a_request_that_is_not_sent_holds_nothing(gguf: Path, tmp_path: Path) ->
         with pytest.raises(BadRequest, match="min_tokens"):
             engine.agent("a").generate(prompt, max_tokens=4, min_tokens=2)
         assert engine.agent("a").purge().hot_blocks_left == 0
+        engine.check()
+
+
+def test_what_cannot_be_restored_is_computed_in_an_empty_slot(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot has the same tokens of another namespace."""
+    talk = Talk(gguf, tmp_path / "log")
+    prompt = talk.more(300)
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        for namespace in ("one", "two"):
+            engine.agent("a", namespace=namespace).generate(np.array(prompt, np.uint32), max_tokens=4)
+            assert engine.flush()
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+            longer = np.array([*prompt, *talk.more(20)], np.uint32)
+            report = engine.agent("a", namespace="one").generate(longer, max_tokens=1).report
+        assert report.hot_tokens + report.warm_tokens == 0
+        assert engine.agent("a", namespace="one").purge().hot_blocks_left == 0
         engine.check()
 
 

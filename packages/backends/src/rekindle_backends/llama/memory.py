@@ -22,9 +22,9 @@ from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.request import Request
 from rekindle.engine.sequence import Ended, Head, Sequence
-from rekindle.errors import RekindleError
+from rekindle.errors import Overloaded, RekindleError
 from rekindle.store.commands import StoreCommand
-from rekindle_backends.client import Backend
+from rekindle_backends.client import RETRY_S, Backend
 from rekindle_backends.llama.keeping import Keeping
 from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of
 from rekindle_backends.llama.states import States
@@ -146,7 +146,8 @@ class SlotMemory:
         return shorter
 
     async def _restore(self, running: _Running, table: BlockTable, ids: np.ndarray) -> None:
-        """Put a state together in a slot. On the backend's thread: one that cannot be is computed instead."""
+        """Put a state together in a slot. On the backend's thread: one that cannot be is computed instead, in an empty
+        slot, as the tokens that are there may be of another namespace. Overloaded if it cannot be emptied either."""
         number, running.unread = running.slot.number, None
         try:
             read = partial(self._post, partial(self.keeping.drop, table))
@@ -154,6 +155,14 @@ class SlotMemory:
         except (RekindleError, OSError, ValueError) as error:
             running.num_restored = 0
             logger.warning("a state of %d tokens could not be restored, so it is computed: %s", len(ids), error)
+            await self._empty(number)
+
+    async def _empty(self, number: int) -> None:
+        try:
+            await self._states.erase(number)
+        except RekindleError as error:
+            why = f"slot {number} of llama-server can be neither restored nor emptied: {error}"
+            raise Overloaded(why, retry_after_s=RETRY_S) from error
 
     def reused(self, request: Request, num_tokens: int) -> None:
         """Compare what the backend has reused with what was restored: some builds restore without effect."""
