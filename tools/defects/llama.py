@@ -25,9 +25,37 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "a slot taken before its state is read",
         MEMORY,
-        "if slot.unkept is not None and num_held < len(slot.unkept.ids):",
+        "if slot.unkept is not None and not _continues(request, slot, num_held, num_stored):",
         "if False:",
         AGENTS,
+    ),
+    one(
+        "a turn that another agent's takes the place of",
+        MEMORY,
+        "return is_of_owner and num_held",
+        "return num_held",
+        f"{OF_MEMORY}::test_a_turn_is_kept_before_another_agent_continues_it",
+    ),
+    one(
+        "a turn that is restored over",
+        MEMORY,
+        "num_held >= max(len(slot.unkept.ids), num_stored)",
+        "num_held >= len(slot.unkept.ids)",
+        f"{OF_MEMORY}::test_a_turn_is_kept_before_more_is_restored_over_it",
+    ),
+    one(
+        "a slot that is not emptied where restoring fails",
+        MEMORY,
+        "await self._empty(number)",
+        "pass",
+        f"{OF_MEMORY}::test_what_cannot_be_restored_is_computed_in_an_empty_slot",
+    ),
+    one(
+        "blocks that are held for a request that is not sent",
+        MEMORY,
+        "if running.unread is not None:",
+        "if False:",
+        f"{OF_MEMORY}::test_a_request_that_is_not_sent_holds_nothing",
     ),
     one(
         "a slot of another namespace's tokens",

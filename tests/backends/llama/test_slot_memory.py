@@ -22,6 +22,7 @@ import pytest
 from rekindle import Engine, pocket
 from rekindle.errors import BadRequest, RekindleError
 from rekindle.store import admin
+from rekindle_backends.llama import keeping
 from rekindle_lab.bench.engine.gguf_file import write_file
 from rekindle_lab.bench.engine.gguf_model import contents
 from tests.backends.llama import imitation
@@ -234,6 +235,38 @@ def test_a_request_that_is_not_sent_holds_nothing(gguf: Path, tmp_path: Path) ->
             engine.agent("a").generate(prompt, max_tokens=4, min_tokens=2)
         assert engine.agent("a").purge().hot_blocks_left == 0
         engine.check()
+
+
+@pytest.mark.usefixtures("window")
+def test_a_turn_is_kept_before_another_agent_continues_it(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "REST_S", 60.0)
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 265)
+        talk.ids["b"] = list(talk.ids["a"])
+        talk.turn(engine, "b")
+        engine.agent("b").purge()
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        assert engine.num_warm_agents == 1
+        assert talk.turn(engine, "a") <= 20 + 64
+
+
+def test_a_turn_is_kept_before_more_is_restored_over_it(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 300)
+        assert engine.flush()
+        monkeypatch.setattr(keeping, "REST_S", 60.0)
+        talk.turn(engine, "other", 100)
+        beginning = np.array(talk.ids["a"][:100], np.uint32)
+        engine.agent("b").generate(beginning, max_tokens=1, temperature=0)
+        talk.turn(engine, "a")
+    with front(gguf, tmp_path / "store") as engine:
+        assert engine.num_warm_agents == 3
 
 
 def test_what_cannot_be_restored_is_computed_in_an_empty_slot(

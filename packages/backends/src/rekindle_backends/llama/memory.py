@@ -89,7 +89,7 @@ class SlotMemory:
         if slot is None:
             return "wait"
         num_held = slot.common(sequence.root, sequence.ids) if sequence.reuse != "off" else 0
-        if slot.unkept is not None and num_held < len(slot.unkept.ids):
+        if slot.unkept is not None and not _continues(request, slot, num_held, num_stored):
             self.keeping.keep(slot)
             return "wait"
         if num_held >= num_stored:
@@ -265,3 +265,11 @@ class SlotMemory:
         assert busy == set(numbers), f"slots {busy} are busy, requests have {set(numbers)}"
         if not self.keeping.held:
             assert not self._cache.pool.num_held, f"{self._cache.pool.num_held} blocks are held"
+
+
+def _continues(request: Request, slot: Slot, num_held: int, num_stored: int) -> bool:
+    """Whether a request's turn takes the place of the unkept one: it is of the same agent, and has all of its tokens in
+    the slot, where nothing is restored."""
+    assert slot.unkept is not None, "there is nothing to continue"
+    is_of_owner = slot.owner == (request.namespace, request.agent)
+    return is_of_owner and num_held >= max(len(slot.unkept.ids), num_stored)
