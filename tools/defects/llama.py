@@ -14,8 +14,8 @@ SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
 LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
 ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
 
-MEMORY, KEEPING, SLOTS, STATES = (
-    f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "slots", "states")
+MEMORY, KEEPING, SLOTS, STATES, PROBE = (
+    f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "slots", "states", "probe")
 )
 OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
@@ -56,6 +56,20 @@ LLAMA: tuple[Mutant, ...] = (
         "if running.unread is not None:",
         "if False:",
         f"{OF_MEMORY}::test_a_request_that_is_not_sent_holds_nothing",
+    ),
+    one(
+        "a memory of an adapter that was replaced",
+        PROBE,
+        '[part, part.rpartition(":")[0]]',
+        "[part]",
+        f"{OF_MEMORY}::test_another_adapter_and_another_rotation_have_another_memory",
+    ),
+    one(
+        "a memory of the other factors of LongRoPE",
+        PROBE,
+        "max_context > usual",
+        "not max_context",
+        f"{OF_MEMORY}::test_another_adapter_and_another_rotation_have_another_memory",
     ),
     one(
         "a slot of another namespace's tokens",

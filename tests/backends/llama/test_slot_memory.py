@@ -62,9 +62,11 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 
 
 @contextmanager
-def front(gguf: Path, store: Path | str, slots: int = 2, hot_bytes: int = 16 << 20) -> Iterator[Engine]:
+def front(
+    gguf: Path, store: Path | str, slots: int = 2, hot_bytes: int = 16 << 20, context: int = 2048, more: str = ""
+) -> Iterator[Engine]:
     """An engine whose requests the imitation computes."""
-    flags = f"-np {slots} -c {slots * 2048}"
+    flags = f"-np {slots} -c {slots * context} {more}"
     engine = Engine(model=str(gguf), backend="llama.cpp", backend_flags=flags, store=str(store), hot_bytes=hot_bytes)
     with engine:
         yield engine
@@ -332,6 +334,24 @@ def test_another_file_has_another_memory(gguf: Path, tmp_path: Path) -> None:
     with front(other, tmp_path / "store") as engine:
         assert engine.num_warm_agents == 0
     assert len(admin.models(tmp_path / "store")) == 2 if hasattr(admin, "models") else True
+
+
+def test_another_adapter_and_another_rotation_have_another_memory(gguf: Path, tmp_path: Path) -> None:
+    """The file of an adapter changes under its name; a model with LongRoPE turns all of a longer context otherwise."""
+    talk, adapter, model = Talk(gguf, tmp_path / "log"), tmp_path / "adapter.gguf", tmp_path / "pocket.gguf"
+    metadata, tensors = contents(pocket.model_dir(), model.stem, "f32")
+    write_file(model, {**metadata, "llama.rope.scaling.original_context_length": 1024}, tensors)
+    adapter.write_bytes(b"one")
+    flags = f"--lora-scaled {adapter}:0.5"
+    with front(model, tmp_path / "store", context=1024, more=flags) as engine:
+        talk.turn(engine, "a", 200)
+    with front(model, tmp_path / "store", context=2048, more=flags) as engine:
+        assert engine.num_warm_agents == 0
+    with front(model, tmp_path / "store", context=512, more=flags) as engine:
+        assert engine.num_warm_agents == 1
+    adapter.write_bytes(b"two")
+    with front(model, tmp_path / "store", context=1024, more=flags) as engine:
+        assert engine.num_warm_agents == 0
 
 
 def test_windows_that_see_everything_are_refused(gguf: Path, tmp_path: Path) -> None:

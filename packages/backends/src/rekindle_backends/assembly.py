@@ -76,7 +76,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     backend.start()
     try:
         found = _found(settings, backend, (source.name, settings.model.model or "", str(directory)), encoder)
-        slots = _OwnSlots.find(settings, source, backend, own, ram_disk)
+        slots = _OwnSlots.find(settings, source, backend, found.llama, own, ram_disk)
         started["weights"] = time.time()
         spec = _spec(settings, source.name, described, digest, found.max_context, slots.probed)
         spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
@@ -146,15 +146,22 @@ class _OwnSlots:
 
     @classmethod
     def find(
-        cls, settings: Settings, source: Source, backend: Backend, own: OwnServer | None, ram_disk: RamDisk | None
+        cls,
+        settings: Settings,
+        source: Source,
+        backend: Backend,
+        llama: LlamaServed | None,
+        own: OwnServer | None,
+        ram_disk: RamDisk | None,
     ) -> _OwnSlots:
         """Read the state of a few tokens; without one that can be used the server computes, and texts are kept."""
-        if own is None or ram_disk is None:
+        if own is None or ram_disk is None or llama is None:
             return cls()
         digests = DigestCache(settings.store.directory() / "digests.json" if settings.store.enabled else None)
         flags = shlex.split(settings.backend.flags or "")
+        file, most = gguf_of(source), llama.max_context
         try:
-            probed = probe(backend, ram_disk, file=gguf_of(source), flags=flags, digests=digests)
+            probed = probe(backend, ram_disk, file=file, flags=flags, max_context=most, digests=digests)
         except (BackendFailed, SlotFileError, Unsupported) as error:
             logger.warning("this llama-server's slots are not kept, only texts: %s", error)
             return cls(notes=(f"its slots are not kept: {error}",))

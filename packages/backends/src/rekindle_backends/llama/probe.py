@@ -1,11 +1,13 @@
 """What a llama-server's slots keep of a token, learned from the state of a few, and whether that can be blocks.
 
-An identity names everything that stored rows depend on: the model's file, ggml's types, the format of the file, and the
-flags that change what is computed. Another identity is another store.
+An identity names everything that stored rows depend on: the model's file, ggml's types, the format of the file, the
+flags that change what is computed with the files that they name, and which of its rotations a model takes for contexts
+of this length. Another identity is another store.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +40,9 @@ class ProbedSlots:
 
 
 def probe(
-    backend: Backend, ram_disk: RamDisk, *, file: Path, flags: Sequence[str], digests: DigestCache
+    backend: Backend, ram_disk: RamDisk, *, file: Path, flags: Sequence[str], max_context: int, digests: DigestCache
 ) -> ProbedSlots:
-    """Compute a few tokens in slot 0, read its state, and empty it.
+    """Compute a few tokens in slot 0, of `max_context` tokens, read its state, and empty it.
 
     BackendFailed, SlotFileError or Unsupported say why there is no memory: the server still computes.
     """
@@ -60,14 +62,20 @@ def probe(
         ram_disk.remove(name)
     _asked(backend, "/slots/0?action=erase", {})
     header = GgufHeader.read(file)
-    window = header.values.get(f"{header.values.get('general.architecture')}.attention.sliding_window")
+    architecture = header.values.get("general.architecture")
+    window = header.values.get(f"{architecture}.attention.sliding_window")
     layout = layout_of(shape, window if isinstance(window, int) and window > 0 else None)
     identity = {
         "engine": "llama.cpp",
         "rows": shape.identity.decode(),
         "file": digests.digest(file),
         "flags": " ".join(changing(flags)),
+        "files": " ".join(digests.digest(each) for each in files_of(changing(flags))),
     }
+    # LongRoPE: llama.cpp takes other factors for all positions of a longer context (llama-model.cpp, get_rope_factors).
+    usual = header.values.get(f"{architecture}.rope.scaling.original_context_length")
+    if isinstance(usual, int) and max_context > usual:
+        identity["rotation"] = "long"
     return ProbedSlots(shape, layout, identity)
 
 
@@ -89,3 +97,10 @@ def changing(flags: Sequence[str]) -> list[str]:
         else:
             found.append(flag)
     return found
+
+
+def files_of(flags: Sequence[str]) -> list[Path]:
+    """The files that flags name, also in a list and before a scale, such as those of adapters."""
+    parts = [part for flag in flags for part in re.split("[,=]", flag)]
+    named = {Path(piece) for part in parts for piece in [part, part.rpartition(":")[0]] if piece}
+    return sorted(each for each in named if each.is_file())
