@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -74,6 +75,8 @@ def test_a_table_of_agents(running: tuple[Client, dict[str, str]]) -> None:
     assert f"{shown('bo', env)['num_tokens']:,}" in rows[0]
     assert {info["id"] for info in json.loads(said("--json", **env))} == {"bo", "ada lovelace/1"}
     assert "ada lovelace/1" in said("show", "ada lovelace/1", **env)
+    size = r"[\d.]+ [KM]iB"
+    assert re.search(rf"^2 in http\S+; {size} written to disk today, {size} a turn$", run(**env).stderr, re.M)
 
 
 def test_what_can_be_done_to_an_agent(running: tuple[Client, dict[str, str]]) -> None:
@@ -143,10 +146,12 @@ def stopped(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_stopped_store_is_listed(stopped: dict[str, str]) -> None:
+    day = {**stopped, "REKINDLE_DISK_WRITES_A_DAY": "1GiB"}
     agents = json.loads(said("--json", **stopped))
     assert [info["id"] for info in agents] == ["bo", "ada"]
     assert all(info["warm_tokens"] == info["num_tokens"] > 20 and info["hot_tokens"] == 0 for info in agents)
     assert [line.split()[0] for line in said(**stopped).splitlines()] == ["AGENT", "bo", "ada"]
+    assert re.search(r"^2 in .*; [\d.]+ [KM]iB of 1.0 GiB written to disk today$", run(**day).stderr, re.M)
     assert "ada" in said("show", "ada", **stopped)
     assert run("list", "--url", "http://127.0.0.1:9", **stopped).exit_code == 1  # that server was meant and no store
 

@@ -70,6 +70,7 @@ def test_stats(store: Path) -> None:
     assert (info["model"], info["num_agents"], info["in_use_by"]) == ("pocket", 2, None)
     assert info["num_blocks"] > 4 and info["budget_bytes"] > info["bytes"] > 0
     assert abs(info["last_use"] - time.time()) < 3600
+    assert info["written"] > info["num_blocks"] * 4096 or time.time() % 86400 < 3600
     shown = run("stats", store=store).output
     assert "pocket" in shown and info["fingerprint"][:12] in shown
     (limited,) = found("stats", "--disk-bytes", "1GiB", store=store)

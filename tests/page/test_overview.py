@@ -90,3 +90,10 @@ def test_each_key_sees_its_own_namespace(served: Served) -> None:
     assert [agent["id"] for agent in overview(served, "other-key")["agents"]] == ["zoe"]
     assert "zoe" not in [agent["id"] for agent in overview(served)["agents"]]
     assert overview(served, "other-key")["namespace"] == "other"
+
+
+def test_what_was_written_to_the_disk_is_for_admins(served: Served) -> None:
+    tell(served, "cy", "The brass bell is in the mill.")
+    assert overview(served)["written"] is None
+    written = overview(served, key="boss")["written"]
+    assert written["a_day"] is None and written["today"] >= written["a_turn"] > 0

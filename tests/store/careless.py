@@ -16,6 +16,7 @@ from rekindle.store.maintenance import purging
 from rekindle.store.rows.index import Index
 from rekindle.store.rows.ledger import Ledger
 from rekindle.store.rows.slots import Slot, SlotTable
+from rekindle.store.threads.batch import Batch
 from rekindle.store.threads.writer import Writer
 
 Careless = Callable[[pytest.MonkeyPatch], None]
@@ -86,13 +87,13 @@ def reuses_slots_before_they_are_freed(patch: pytest.MonkeyPatch) -> None:
                 if places:
                     yield head, [row[0] for row in places]
 
-    def greedy_save(self: Writer, blocks: Sequence[Any], turns: Sequence[Any]) -> None:
-        names = {block.identity.hash for block in blocks}
-        kept = {block.identity.parent for block in blocks} | names
+    def greedy_save(self: Writer, batch: Batch) -> None:
+        names = {block.identity.hash for block in batch.blocks}
+        kept = {block.identity.parent for block in batch.blocks} | names
         # one at a time, and only where something new takes the place
-        victims[:] = [v for v in old_tails(self._ledger, turns) if v[0] not in kept][: len(names)][:1]
+        victims[:] = [v for v in old_tails(self._ledger, batch.turns) if v[0] not in kept][: len(names)][:1]
         try:
-            save(self, blocks, turns)
+            save(self, batch)
         finally:
             victims.clear()
 

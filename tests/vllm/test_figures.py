@@ -41,6 +41,7 @@ def test_increments_are_given_once_and_the_store_is_asked_now_and_then(stores: S
     assert found == {
         "records_written": 4,
         "bytes_written": stats.bytes_written,
+        "index_bytes_written": stats.index_bytes_written,
         "bytes_read": stats.bytes_read,
         "disk_bytes": stats.used_bytes,
         "records": 4,

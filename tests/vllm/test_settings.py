@@ -24,11 +24,12 @@ def test_the_page_has_every_setting() -> None:
 
 def test_settings_reach_the_store() -> None:
     settings = BridgeSettings.of(
-        {"dir": "/kv/{dp_rank}", "format": "q4h", "disk": "20GB", "staging": 4096, "readers": 3}
+        {"dir": "/kv/{dp_rank}", "format": "q4h", "disk": "20GB", "writes_a_day": "9GB", "staging": 4096, "readers": 3}
     )
     store = settings.store(2)
     assert store.directory() == Path("/kv/2") and settings.format == "q4h"
-    assert (store.disk_bytes, store.staging_bytes, store.readers) == (20 * 10**9, 4096, 3)
+    assert (store.disk_bytes, store.disk_writes_a_day) == (20 * 10**9, 9 * 10**9)
+    assert (store.staging_bytes, store.readers) == (4096, 3)
     assert BridgeSettings.of({"dir": "/kv"}).format == "native"
 
 

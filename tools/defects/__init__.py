@@ -25,6 +25,7 @@ from tools.defects.serving import SERVING
 from tools.defects.slots import SLOTS
 from tools.defects.states import STATES
 from tools.defects.tier import TIER
+from tools.defects.wear import WEAR
 from tools.defects.wheels import WHEELS
 from tools.defects.windows import WINDOWS
 
@@ -55,5 +56,6 @@ MUTANTS = (
     *LLAMA,
     *SLOTS,
     *GATE,
+    *WEAR,
     *WHEELS,
 )

@@ -125,7 +125,7 @@ SERVING = (
     one(
         "bytes saved before they have arrived",
         "store/threads/writer.py",
-        "            for block in blocks:\n                block.wait()\n",
+        "            for block in batch.blocks:\n                block.wait()\n",
         "",
         "tests/exactness/test_copies.py::test_blocks_travel_many_at_a_time_and_are_waited_for[llama]",
     ),
@@ -173,9 +173,8 @@ SERVING = (
     one(
         "holes punched before the commit",
         "store/threads/writer.py",
-        "            self._ledger.touch(touched, now)\n        with self._lock:",
-        "            self._ledger.touch(touched, now)\n            self.room.give_back(freed)\n"
-        "        with self._lock:",
+        "            self.writes.keep()\n        with self._lock:",
+        "            self.writes.keep()\n            self.room.give_back(freed)\n        with self._lock:",
         CRASHES,
     ),
     one(

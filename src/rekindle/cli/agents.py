@@ -44,19 +44,29 @@ def list_agents(settings: Settings, url: UrlOption = None, as_json: JsonOption =
     """All agents, most recently used first; read from the store if no server runs."""
     remote = Remote.of(settings.server, url)
     try:
-        found, where = remote.ask("GET", "/v1/agents")["data"], remote.url
+        answer, where = remote.ask("GET", "/v1/agents"), remote.url
+        found, written = answer["data"], answer.get("written")
     except Unreachable as error:
         if url is not None:
             raise
         found, where = stopped.agents_in(settings.store, error), f"the store {settings.store.directory()} (no server)"
+        written = stopped.written_in(settings.store, time.time())
     if as_json:
         typer.echo(json.dumps(found))
     elif found:
         typer.echo(show_table(HEAD, [_row(info, time.time()) for info in found]))
-        typer.echo(f"{len(found):,} in {where}", err=True)
+        typer.echo(f"{len(found):,} in {where}{_written(written)}", err=True)
     else:
         typer.echo(f"no agents in {where}", err=True)
     return 0
+
+
+def _written(written: Mapping[str, Any] | None) -> str:
+    if written is None:
+        return ""
+    most = "" if written["a_day"] is None else f" of {show_bytes(written['a_day'])}"
+    turn = "" if written["a_turn"] is None else f", {show_bytes(written['a_turn'])} a turn"
+    return f"; {show_bytes(written['today'])}{most} written to disk today{turn}"
 
 
 def _row(info: Mapping[str, Any], now: float) -> Sequence[str]:

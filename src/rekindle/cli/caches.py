@@ -24,6 +24,7 @@ from rekindle.errors import NotFound
 from rekindle.store import admin
 from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.maintenance.room import budget
+from rekindle.store.rows.written import day_of
 
 cache = typer.Typer(no_args_is_help=True)
 WhichArgument = Annotated[
@@ -42,7 +43,7 @@ def group() -> None:
 @cache.command(cls=GroupedCommand)
 @with_settings(only=("store", "disk_bytes"))
 def stats(settings: Settings, as_json: JsonOption = False) -> int:
-    """What each model's store holds, the budget that it shares, and which process uses it."""
+    """What each model's store holds, the budget that it shares, what it wrote today (UTC), which process uses it."""
     directory = settings.store.directory()
     stores = admin.list_stores(directory)
     free = OsFileSystem().free_bytes(nearest(directory))
@@ -51,12 +52,17 @@ def stats(settings: Settings, as_json: JsonOption = False) -> int:
         used[store.slot] += store.bytes
     wanted = settings.store.disk_bytes
     budgets = [budget(wanted, free_bytes=free, used_bytes=used[store.slot]) for store in stores]
+    now = time.time()
+    today = day_of(now)
     if as_json:
-        found = [{**asdict(store), "budget_bytes": budget} for store, budget in zip(stores, budgets, strict=True)]
+        found = [
+            {**asdict(store), "budget_bytes": budget, "written": store.written.on(today)}
+            for store, budget in zip(stores, budgets, strict=True)
+        ]
         typer.echo(json.dumps(found))
         return 0
-    head = ("FINGERPRINT", "SLOT", "MODEL", "AGENTS", "BLOCKS", "BYTES", "BUDGET", "LAST USED", "IN USE BY")
-    rows = [_row(store, budget, time.time()) for store, budget in zip(stores, budgets, strict=True)]
+    head = ("FINGERPRINT", "SLOT", "MODEL", "AGENTS", "BLOCKS", "BYTES", "BUDGET", "TODAY", "LAST USED", "IN USE BY")
+    rows = [_row(store, budget, now) for store, budget in zip(stores, budgets, strict=True)]
     if rows:
         typer.echo(show_table(head, rows))
     for store in stores:
@@ -75,6 +81,7 @@ def _row(store: admin.StoreInfo, budget: int, now: float) -> tuple[str, ...]:
         f"{store.num_blocks:,}",
         show_bytes(store.bytes),
         show_bytes(budget),
+        show_bytes(store.written.on(day_of(now))),
         show_ago(store.last_use, now),
         store.in_use_by or "-",
     )

@@ -18,6 +18,7 @@ from rekindle.extensions import extensions, load
 from rekindle.store import admin
 from rekindle.store.files.directory import remove_set_aside
 from rekindle.store.files.sync import OsFileSystem
+from rekindle.store.rows.written import day_of
 from rekindle.store.values import SequenceRecord
 
 
@@ -31,6 +32,13 @@ def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[st
                 branches[record.namespace, record.agent].append(record)
         found += [_described(store.model, records) for records in branches.values()]
     return sorted(found, key=lambda info: -float(info["last_use"]))
+
+
+def written_in(settings: StoreSettings, now: float) -> dict[str, Any]:
+    """Describe what was written today, as a server would."""
+    stores = admin.list_stores(settings.directory())
+    today = sum(store.written.on(day_of(now)) for store in stores)
+    return {"today": today, "a_day": settings.disk_writes_a_day, "a_turn": None}
 
 
 def _described(model: str, records: list[SequenceRecord]) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def why(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json
         typer.echo(f"{show_id(agent)} has sent no request since the server started")
     for number, request in enumerate(requests):
         typer.echo(("\n" if number else "") + "\n".join(request_lines(request, time.time())))
+    for problem in answer.get("problems", ()):
+        typer.echo(f"\nthe server says: {problem}")
     return 0
 
 

@@ -34,6 +34,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     slot: str | int
     secret: str | None
     disk_bytes: int | str | None
+    disk_writes_a_day: int | str | None
     agent_ttl_s: float | None
     anonymous_ttl_s: float
     namespace_share: float

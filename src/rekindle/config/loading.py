@@ -99,7 +99,7 @@ class KnownSetting:
     @property
     def unit(self) -> str:
         """What the user writes for it: `size`, `seconds`, `text`, `path`, `int`, ..."""
-        if self.name.endswith("_bytes"):
+        if self.name.endswith(("_bytes", "_a_day")):
             return "size"
         if self.name.endswith("_s"):
             return "seconds"

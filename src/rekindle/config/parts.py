@@ -187,6 +187,14 @@ class StoreSettings:
         unset="a fifth of what is free, at most 50GB",
         bounds=at_least(1),
     )
+    disk_writes_a_day: int | None = setting(
+        None,
+        "most to write to the store on a day (UTC), as 20GB; then nothing is saved until the next",
+        detail="Turns stay in memory meanwhile; deletions and purges are still written. "
+        "See [storage.md](storage.md#disk-wear).",
+        unset="no limit",
+        bounds=at_least(1),
+    )
     agent_ttl_s: float | None = setting(None, "forget agents unused for this long", unset="never", bounds=at_least(1))
     anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for this long", bounds=at_least(1))
     namespace_share: float = setting(

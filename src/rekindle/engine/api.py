@@ -49,7 +49,7 @@ from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
 from rekindle.extensions import extensions, load
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
-from rekindle.store.values import BlockBytes
+from rekindle.store.values import BlockBytes, Wear
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
 from rekindle.tier.heads import HeadBranch
@@ -319,6 +319,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return the current counters and gauges."""
         return self.components.stats()
+
+    def wear(self) -> Wear | None:
+        """Return what the store has written to the disk, a day and a turn; None without one. Never blocks."""
+        store = self.components.store
+        return None if store is None else store.wear()
 
     def health(self) -> Health:
         """Return whether everything works; if not, what does not and what to do. Never raises."""

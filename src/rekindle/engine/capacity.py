@@ -67,10 +67,11 @@ def check_budget(settings: CacheSettings, device: str, memory: Memory) -> None:
 
 
 def check_disk(settings: StoreSettings, spec: ModelSpec) -> None:
-    """Raise ConfigError if the disk budget holds less than one block: nothing could ever be saved."""
+    """Raise ConfigError if a disk budget holds less than one block: nothing could ever be saved."""
     least = spec.layout.block_bytes
-    if settings.disk_bytes is not None and settings.disk_bytes < least:
-        raise ConfigError(
-            f"disk_bytes={settings.disk_bytes} holds less than one block of this model: give at least {least}, or "
-            "store=off to do without a disk"
-        )
+    for name, given in (("disk_bytes", settings.disk_bytes), ("disk_writes_a_day", settings.disk_writes_a_day)):
+        if given is not None and given < least:
+            raise ConfigError(
+                f"{name}={given} holds less than one block of this model: give at least {least}, or "
+                "store=off to do without a disk"
+            )

@@ -14,6 +14,7 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.interface import Core
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch
 from rekindle.engine.types import EngineStats
+from rekindle.store.maintenance.wear import used_up
 from rekindle.store.values import StoreStats
 from rekindle.worker import Death
 
@@ -97,6 +98,8 @@ def problems(
             f"the last turns did not fit into the disk budget of {stats.disk_bytes} bytes next to what is pinned and "
             "are not saved: unpin or delete agents, or give the store more disk_bytes"
         )
+    if not stats.may_write and stats.writes_a_day is not None:
+        found.append(used_up(stats.written_today, stats.writes_a_day))
     return tuple(found)
 
 

@@ -108,6 +108,19 @@ class PurgeProof:
 
 
 @dataclass(frozen=True, slots=True)
+class Wear:
+    """Bytes that were written to the disk for records and their index.
+
+    `today`: since the day began (UTC), by all stores of the directory, of `a_day` at most (None: any number). `a_turn`:
+    by this process for each turn that it saved; None before the first.
+    """
+
+    today: int
+    a_day: int | None
+    a_turn: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """Figures of an open store; counters since it was opened.
 
@@ -115,7 +128,9 @@ class StoreStats:
     to (or the latest one, if saving works again) at wall time `first_error_at`. `saving_ok` is False from a failed save
     until the next one that writes a block, `has_room` from one that did not fit until one that does. `damaged_rows` of
     the index did not verify and were dropped or repaired. `index_error` describes damage to its file: nothing can be
-    saved until the next open, which rebuilds it.
+    saved until the next open, which rebuilds it. `bytes_written` are records, `index_bytes_written` what SQLite wrote
+    for the index; `written_today` and `writes_a_day` are those of `Wear`. While a day's budget has no room for a
+    block, `may_write` is False, and blocks count as postponed.
     """
 
     num_agents: int
@@ -126,6 +141,10 @@ class StoreStats:
     index_bytes: int
     pinned_blocks: int
     bytes_written: int
+    index_bytes_written: int
+    written_today: int
+    writes_a_day: int | None
+    may_write: bool
     blocks_written: int
     bytes_read: int
     blocks_read: int
@@ -134,6 +153,7 @@ class StoreStats:
     turns_saved: int
     turns_unsaved: int
     blocks_refused: int
+    blocks_postponed: int
     blocks_orphaned: int
     unsaved_evicted: int
     bad_records: int

@@ -27,7 +27,8 @@ from rekindle.cache.blocks.hashing import BlockHash, TokenIds
 from rekindle.config import StoreSettings
 from rekindle.spec import Change, KVLayout
 from rekindle.store.commands import StoreChange
-from rekindle.store.files.damage import INDEX_DAMAGE, IndexDamage, kind_of, refusal
+from rekindle.store.figures import figures
+from rekindle.store.files.damage import INDEX_DAMAGE, kind_of, refusal
 from rekindle.store.files.description import Description, describe
 from rekindle.store.files.directory import StoreDirectory
 from rekindle.store.files.shards import SHARD_BYTES, ReadRecords
@@ -40,61 +41,13 @@ from rekindle.store.rows.schema import agent_key
 from rekindle.store.threads.readers import Deliver, Done, Readers, Room
 from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.threads.writer import Clock, OnSaved, Writer
-from rekindle.store.values import BlockBytes, PurgeProof, SavingBlock, SequenceRecord, StoredBlock, StoreStats
+from rekindle.store.values import BlockBytes, PurgeProof, SavingBlock, SequenceRecord, StoredBlock, StoreStats, Wear
 from rekindle.worker import Worker
 
 __all__ = ["BlockBytes", "PurgeProof", "SavingBlock", "SequenceRecord", "StoreStats", "StoredBlock", "WarmStore"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 NOTHING: Mapping[str, str] = MappingProxyType({})
-# Counters of the writer that appear in the figures under the same name.
-_COUNTERS = (
-    "bytes_written",
-    "blocks_written",
-    "blocks_evicted",
-    "sequences_evicted",
-    "turns_saved",
-    "turns_unsaved",
-    "blocks_refused",
-    "blocks_orphaned",
-    "failed_saves",
-)
-
-
-def figures(
-    writer: Writer,
-    readers: Readers,
-    *,
-    num_known: tuple[int, int],
-    num_pinned: int,
-    index_bytes: int,
-    unsaved_evicted: int,
-    bad_records: int,
-    damage: IndexDamage,
-) -> StoreStats:
-    """Build the result of `WarmStore.stats`; `num_known` counts agents and sequences in the index."""
-    return StoreStats(
-        num_agents=num_known[0],
-        num_sequences=num_known[1],
-        num_blocks=writer.num_blocks,
-        used_bytes=writer.room.used_bytes,
-        disk_bytes=writer.room.disk_bytes,
-        index_bytes=index_bytes,
-        pinned_blocks=num_pinned,
-        bytes_read=readers.bytes_read,
-        blocks_read=readers.blocks_read,
-        unsaved_evicted=unsaved_evicted,
-        bad_records=bad_records,
-        damaged_rows=damage.num_rows,
-        index_error=damage.file_error,
-        queue_length=writer.queue_length,
-        last_error=writer.trouble.last_error,
-        first_error=writer.trouble.first_error,
-        first_error_at=writer.trouble.first_error_at,
-        saving_ok=writer.trouble.last_error is None,
-        has_room=not writer.room.is_full,
-        **{name: writer.counts[name] for name in _COUNTERS},
-    )
 
 
 class WarmStore:
@@ -131,10 +84,12 @@ class WarmStore:
             on_saved=on_saved,
             on_lost=on_lost,
             text_files=text_files,
+            writes_a_day=settings.disk_writes_a_day,
         )
         self.readers = Readers(parts.shards, settings.readers, self._found_bad, read_records)
         self.closed = False
         self._unsaved_evicted = 0
+        self._num_postponed = 0
         self._bad_records = 0
         self._index_trouble = False
 
@@ -242,6 +197,15 @@ class WarmStore:
         for block in blocks:
             self.staging.give_back(block.rows)
             self.skip(block.identity.hash)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether blocks are saved now: not while the day's budget of writes is used up."""
+        return self.writer.writes.may_write
+
+    def postpone(self) -> None:
+        """Count a block that is not saved now; the next turn that depends on it queues it again."""
+        self._num_postponed += 1
 
     def skip(self, block_hash: BlockHash) -> None:
         """Count a block that is evicted from memory, or not copied; its descendants will not be saved either."""
@@ -355,9 +319,15 @@ class WarmStore:
             num_pinned=self._query(lambda: self.index.num_pinned_blocks(self._clock()), 0),
             index_bytes=self.index.num_bytes,
             unsaved_evicted=self._unsaved_evicted,
+            num_postponed=self._num_postponed,
             bad_records=self._bad_records,
             damage=self.index.damage,
         )
+
+    def wear(self) -> Wear:
+        """What was written to the disk. Costs nothing."""
+        writes, turns = self.writer.writes, self.writer.counts["turns_saved"]
+        return Wear(writes.today, writes.most, writes.num_counted // turns if turns else None)
 
     def check(self, records: Literal["index", "records"] = "index") -> None:
         """Assert that the index is consistent, with "records" also every record; nothing may be queued."""

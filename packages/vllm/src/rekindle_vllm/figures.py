@@ -33,6 +33,8 @@ FIGURES = (
     Figure("failed_tokens", "Of these, tokens that were to be loaded and were computed after all."),
     Figure("records_written", "Records written to disk."),
     Figure("bytes_written", "Bytes of records written to disk."),
+    Figure("index_bytes_written", "Bytes written to disk for their index."),
+    Figure("records_postponed", "Records not written as the day's budget of writes is used up."),
     Figure("bytes_read", "Bytes of records read from disk."),
     Figure("records_refused", "Records for which there was no room on disk."),
     Figure("records_damaged", "Records that failed their checks."),
@@ -75,6 +77,8 @@ class Figures:
         now = Counter(
             records_written=store.blocks_written,
             bytes_written=store.bytes_written,
+            index_bytes_written=store.index_bytes_written,
+            records_postponed=store.blocks_postponed,
             bytes_read=store.bytes_read,
             records_refused=store.blocks_refused,
             records_damaged=store.bad_records,

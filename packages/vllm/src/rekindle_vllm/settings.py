@@ -25,7 +25,8 @@ class BridgeSettings:
     """Where records are kept and in which form.
 
     `dir`: directory of the store; `{dp_rank}` in it stands for the number of a data-parallel engine. `format`: native
-    keeps the engine's bits, q4h 4 bits of them. `disk`, `staging`: sizes as `20GiB` (None: as our own engine's).
+    keeps the engine's bits, q4h 4 bits of them. `disk`, `writes_a_day`, `staging`: sizes as `20GiB` (None: as our own
+    engine's).
     `readers`: threads that read (None: half of the cores, 2 to 8).
     `block_tokens`: of a record (None: 64, the engine's blocks if they are larger, less where states or windows ask it).
     `patience_ms`: how long a step waits for a disk that cannot keep up before what is left is saved in a later one.
@@ -36,6 +37,7 @@ class BridgeSettings:
     dir: str
     format: RecordFormat = "native"
     disk: int | str | None = None
+    writes_a_day: int | str | None = None
     staging: int | str = 512 * MiB
     readers: int | None = None
     block_tokens: int | None = None
@@ -68,6 +70,7 @@ class BridgeSettings:
         return StoreSettings(
             dir=Path(self.dir.replace("{dp_rank}", str(dp_rank))).expanduser(),
             disk_bytes=None if self.disk is None else parse_size(self.disk),
+            disk_writes_a_day=None if self.writes_a_day is None else parse_size(self.writes_a_day),
             staging_bytes=parse_size(self.staging),
             readers=self.readers or min(MOST_READERS, max(2, (os.cpu_count() or 2) // 2)),
         )

@@ -163,10 +163,12 @@ class SaveQueue:
         for all of them.
         """
         taken: list[tuple[Published, dict[int, int]]] = []
-        is_full = False
+        is_full, takes_blocks = False, store.takes_blocks
         while self._items and isinstance(item := self._items[0], Published):
             block_hash, has_first = item.identity.hash, 0 in item.parts
-            if self._pool.name(item.block) == block_hash:
+            if not takes_blocks:
+                store.postpone()
+            elif self._pool.name(item.block) == block_hash:
                 parts = [part for part in item.parts if self._arena.has(part, item.block)]
                 rows = store.staging.take(parts)
                 if rows is None:

@@ -18,7 +18,7 @@ from rekindle.engine.types import AgentInfo
 from rekindle.errors import BadRequest, NotFound
 from rekindle.server.agents.deletions import Deletions, Forgotten
 from rekindle.server.border import Router
-from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
+from rekindle.server.gate.caller import ALL, Namespace, access_of, decode_agent_id
 from rekindle.server.observers.history import History
 
 PREFIX = "/v1/agents"
@@ -92,11 +92,26 @@ class AgentDetail(AgentEntry):
     branch_infos: list[BranchEntry] = []
 
 
+class DiskWear(BaseModel):
+    """Bytes written to the disk for records and their index."""
+
+    today: int = Field(description="since 00:00 UTC, by all models of the store's directory")
+    a_day: int | None = Field(description="most on a day; null: any number")
+    a_turn: int | None = Field(description="for each turn that was saved since the start; null before the first")
+
+
 class AgentList(BaseModel):
     """Agents, most recently used first."""
 
     object: str = "list"
     data: list[AgentEntry]
+    written: DiskWear | None = Field(description="with a store, for admins")
+
+
+def written(engine: Engine, request: Request) -> dict[str, Any] | None:
+    """What the store has written, which concerns all namespaces: for admins alone."""
+    wear = engine.wear() if access_of(request).is_admin else None
+    return None if wear is None else asdict(wear)
 
 
 def described(info: AgentInfo, **more: Any) -> dict[str, Any]:
@@ -132,7 +147,7 @@ def _shown(engine: Engine, agent: str, namespace: str, **more: Any) -> dict[str,
 
 def _looking(router: APIRouter, engine: Engine, history: History, deletions: Deletions) -> None:
     @router.get("", response_model=AgentList)
-    def list_agents(namespace: Namespace) -> dict[str, Any]:
+    def list_agents(namespace: Namespace, request: Request) -> dict[str, Any]:
         """Every named agent of the namespace, most recently used first; with namespace=* those of all namespaces.
 
         An agent that was partly deleted, because the disk refused the rest, has no tokens and no branches.
@@ -141,7 +156,8 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
         found = engine.agents(space)
         known = {(info.namespace, info.agent) for info in found}
         left = [info for info in deletions.unfinished(space) if (info.namespace, info.agent) not in known]
-        return {"object": "list", "data": [described(info) for info in (*left, *found)]}
+        data = [described(info) for info in (*left, *found)]
+        return {"object": "list", "data": data, "written": written(engine, request)}
 
     @router.get("/{id}", response_model=AgentDetail)
     def show_agent(agent: Agent, namespace: Namespace) -> dict[str, Any]:
@@ -158,12 +174,13 @@ def _looking(router: APIRouter, engine: Engine, history: History, deletions: Del
     def why(agent: Agent, namespace: Namespace) -> dict[str, Any]:
         """The agent's last requests, the newest first: what was reused, from where, how long it took and why.
 
-        Includes agents that remember nothing (their requests failed, or disabled reuse).
+        Includes agents that remember nothing (their requests failed, or disabled reuse). `problems` are those of the
+        server, such as turns that cannot be saved.
         """
         entries = history.of(namespace, agent)
         if not entries:
             engine.agent(agent, namespace=namespace).info()
-        return {"id": agent, "object": "list", "data": entries}
+        return {"id": agent, "object": "list", "data": entries, "problems": engine.health().problems}
 
 
 def _keeping(router: APIRouter, engine: Engine) -> None:

@@ -63,7 +63,14 @@ STORE = (
     ),
     _Figure("blocks_evicted", "evictions", "counter", "Blocks evicted from a tier to make room", ("tier", "disk")),
     _Figure("blocks_refused", "blocks_refused", "counter", "Blocks the disk had no room for"),
-    _Figure("bytes_written", "disk_written_bytes", "counter", "Bytes written to disk"),
+    _Figure(
+        "blocks_postponed", "blocks_postponed", "counter", "Blocks not saved as the day's budget of writes is used up"
+    ),
+    _Figure("bytes_written", "disk_written_bytes", "counter", "Bytes of blocks written to disk"),
+    _Figure("index_bytes_written", "index_written_bytes", "counter", "Bytes written to disk for the index"),
+    _Figure("written_today", "disk_written_today_bytes", "gauge", "Bytes of blocks and index written today (UTC)"),
+    _Figure("writes_a_day", "disk_writes_budget_bytes", "gauge", "Bytes that may be written on a day, if limited"),
+    _Figure("may_write", "disk_may_write", "gauge", "0 while the day's budget of writes is used up"),
     _Figure("bytes_read", "disk_read_bytes", "counter", "Bytes read from disk"),
     _Figure("bad_records", "bad_records", "counter", "Records on disk that were damaged"),
     _Figure("damaged_rows", "damaged_rows", "counter", "Rows of the store's index that were damaged"),

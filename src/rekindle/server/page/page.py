@@ -24,7 +24,7 @@ from rekindle import __version__
 from rekindle.engine.api import Engine
 from rekindle.engine.types import AgentInfo, BranchInfo
 from rekindle.errors import NotFound
-from rekindle.server.agents.routes import AgentDetail, described
+from rekindle.server.agents.routes import AgentDetail, DiskWear, described, written
 from rekindle.server.answers.advice import advice_for
 from rekindle.server.border import Router
 from rekindle.server.extension import Extension
@@ -206,6 +206,7 @@ class Overview(BaseModel):
     sampling: dict[str, float] = Field(description="what the page's chat is sampled with, unless it says otherwise")
     num_agents: int
     agents: list[OverviewAgent]
+    written: DiskWear | None = Field(description="with a store, for admins")
 
 
 def overview_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
@@ -227,6 +228,7 @@ def overview_router(engine: Engine, model: ServedModel, history: History) -> API
             "sampling": engine.sampling.named("llama-server"),
             "num_agents": len(infos),
             "agents": [_agent(info, history.of(namespace, info.agent)) for info in shown],
+            "written": written(engine, request),
         }
 
     return router

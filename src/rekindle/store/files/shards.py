@@ -92,6 +92,7 @@ class Shards:
         self.slots_per_shard = tuple(slots_per_shard)
         self._directory = directory
         self._fs = fs
+        self.num_written = 0  # bytes, since it was made
         self._headers = [shard_header(s, f) for s, f in zip(slots_per_shard, formats, strict=True)]
         self._files: dict[tuple[int, int], int] = {}
         self._ready: set[tuple[int, int]] = set()
@@ -126,7 +127,7 @@ class Shards:
             self._make_ready(shard)
         fd, offset = self._place(part, slot)
         self._unsynced.add(shard)
-        self._fs.write(fd, offset, record)
+        self._write(fd, offset, record)
 
     def sync(self) -> None:
         """Make all writes durable. After a failure, nothing written since the last success can be trusted."""
@@ -156,7 +157,7 @@ class Shards:
         num_bytes = min(self.formats[part].record_bytes, self._fs.size(fd) - offset)
         if num_bytes > 0:
             self._unsynced.add((part, slot // self.slots_per_shard[part]))
-            self._fs.write(fd, offset, bytes(num_bytes))
+            self._write(fd, offset, bytes(num_bytes))
 
     def is_zero(self, part: int, slot: int, buffer: Bytes) -> bool:
         """Whether the part of the slot inside its file reads as zeros; uses `buffer` [record_bytes]. Raises OSError."""
@@ -182,6 +183,10 @@ class Shards:
             files, self._files = self._files, {}
         for fd in files.values():
             self._fs.close_file(fd)
+
+    def _write(self, fd: int, offset: int, content: Bytes | bytes) -> None:
+        self.num_written += len(content)
+        self._fs.write(fd, offset, content)
 
     def _path(self, shard: tuple[int, int]) -> Path:
         return self._directory / f"blocks-{shard[0]}-{shard[1]:03d}.safetensors"
@@ -211,7 +216,7 @@ class Shards:
         found = np.zeros(len(header), dtype=np.uint8)
         self._fs.read(fd, 0, found)
         if found.tobytes() != header:
-            self._fs.write(fd, 0, header)
+            self._write(fd, 0, header)
         self._unsynced.add(shard)
         self._ready.add(shard)
 

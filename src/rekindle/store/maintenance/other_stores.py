@@ -20,6 +20,7 @@ from rekindle.store.files.description import Description, read_description
 from rekindle.store.files.sqlite_file import opened_for_reading
 from rekindle.store.files.sync import FileSystem
 from rekindle.store.maintenance.stale import holder, inspect, last_use, remove, store_bytes, stores_in
+from rekindle.store.rows.written import NOTHING_WRITTEN, Written, read_written
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class OtherStores:
     def num_bytes(self) -> int:
         """Bytes on disk of all of them; costs a stat for each file."""
         return sum(store_bytes(path) for path in self._paths())
+
+    def written_on(self, day: int) -> int:
+        """Bytes that all of them wrote on a day, as their indexes keep it; those that cannot be read count as 0."""
+        return sum(_written(path).on(day) for path in self._paths())
 
     def num_open(self) -> int:
         """How many of them a process has open. Takes each one's lock for a moment."""
@@ -94,6 +99,15 @@ class OtherStores:
 def _has_pins(path: Path, now: float) -> bool:
     """Whether an agent in the store is pinned now; False if its index cannot be read."""
     return _answers(path, "SELECT 1 FROM agent WHERE CAST(pinned_until AS REAL) > ?", now)
+
+
+def _written(path: Path) -> Written:
+    index = path / "index.db"
+    with contextlib.suppress(OSError, sqlite3.Error):
+        if not index.is_symlink():
+            with contextlib.closing(opened_for_reading(index)) as connection:
+                return read_written(connection)
+    return NOTHING_WRITTEN
 
 
 def _answers(path: Path, query: str, value: bytes | float) -> bool:

@@ -25,6 +25,7 @@ from rekindle.store.files.directory import is_at
 from rekindle.store.files.shards import SHARD_NAME
 from rekindle.store.files.sqlite_file import opened_for_reading
 from rekindle.store.files.sync import FileSystem, OsFileSystem
+from rekindle.store.rows.written import NOTHING_WRITTEN, Written, read_written
 
 logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
@@ -36,7 +37,7 @@ _OURS = ("index.db*", "blocks-*.safetensors", f"{FILE}*", "lock")  # the lock la
 class StoreInfo:
     """One model's store: bytes on disk, time of the last open or write, the process using it, any read problem.
 
-    `slot`: the replica slot it is in; None: in the directory itself.
+    `slot`: the replica slot it is in; None: in the directory itself. `written`: bytes on the last day with a save.
     """
 
     fingerprint: str
@@ -48,6 +49,7 @@ class StoreInfo:
     in_use_by: str | None
     problem: str | None = None
     slot: int | None = None
+    written: Written = NOTHING_WRITTEN
 
     def parent(self, directory: Path) -> Path:
         """The directory that it is in: the given one, or its slot there."""
@@ -135,7 +137,7 @@ def store_bytes(path: Path) -> int:
 
 def inspect(path: Path, fs: FileSystem, slot: int | None = None) -> StoreInfo:
     """What a store holds, and which process has it open."""
-    num_agents, num_blocks, model, problem = 0, 0, "", None
+    num_agents, num_blocks, model, problem, written = 0, 0, "", None, NOTHING_WRITTEN
     used, held_by = last_use(path), holder(path, fs)  # before anything is opened
     num_bytes = store_bytes(path)
     try:
@@ -146,9 +148,10 @@ def inspect(path: Path, fs: FileSystem, slot: int | None = None) -> StoreInfo:
         with contextlib.closing(opened_for_reading(path / "index.db")) as connection:
             num_agents = connection.execute("SELECT COUNT(*) FROM agent").fetchone()[0]
             num_blocks = connection.execute("SELECT COUNT(*) FROM block WHERE part = 0").fetchone()[0]
+            written = read_written(connection)
     except sqlite3.Error as error:
         problem = f"its index cannot be read: {error}"
-    return StoreInfo(path.name, model, num_bytes, num_agents, num_blocks, used, held_by, problem, slot)
+    return StoreInfo(path.name, model, num_bytes, num_agents, num_blocks, used, held_by, problem, slot, written)
 
 
 def holder(path: Path, fs: FileSystem) -> str | None:

@@ -4,7 +4,8 @@
     records to free slots  →  shards synced  →  one transaction: rows, slots, sequences  →  `on_saved`, holes
 
 So no row ever refers to bytes that are not durable, and a slot is reused only after the transaction that freed it. The
-records never take more than `disk_bytes`: room for a batch is made before it is written.
+records never take more than `disk_bytes`: room for a batch is made before it is written. While the day's budget of
+writes is used up no batch is written, changes are.
 Owns the queue and the figures of saving. Queued items are processed in batches and in order. A block is written only if
 its parent is on disk (or in the same batch), a sequence moved only if its head is. A failing batch is dropped, logged
 once and counted; none of it becomes visible, and the thread continues. If the thread itself dies, commands are refused
@@ -20,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,8 +33,10 @@ from rekindle.store.files.damage import kind_of
 from rekindle.store.maintenance.opening import OpenedStore
 from rekindle.store.maintenance.purging import prove
 from rekindle.store.maintenance.room import DiskRoom, OnLost
+from rekindle.store.maintenance.wear import DiskWrites
 from rekindle.store.rows.index import Index
 from rekindle.store.rows.ledger import BranchKey, Ledger
+from rekindle.store.threads.batch import Batch
 from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.threads.trouble import SaveTrouble
 from rekindle.store.values import Place, SavingBlock, SequenceRecord, StoredBlock
@@ -70,6 +73,7 @@ class Writer:
         on_saved: OnSaved,
         on_lost: OnLost,
         text_files: Sequence[Path] = (),
+        writes_a_day: int | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.trouble = SaveTrouble()
@@ -82,6 +86,7 @@ class Writer:
             on_lost=on_lost,
             text_files=text_files,
         )
+        self.writes = DiskWrites(parts, most=writes_a_day, clock=clock)
         self._on_saved = on_saved
         self._parts = parts
         self._ledger = parts.ledger
@@ -102,7 +107,7 @@ class Writer:
 
     def stop(self) -> None:
         """Save everything queued, then end the thread, unless it has died; later commands are refused."""
-        self.call(lambda ledger: None)
+        self.call(lambda ledger: self.writes.keep())
         self._queue.put("stop")
         self.worker.join()
         self._ended.set()
@@ -193,7 +198,7 @@ class Writer:
             batch, after = self._collect()
             try:
                 if batch:
-                    self._save_or_report(batch)
+                    self._save_or_report(Batch.of(batch))
             except BaseException:
                 if isinstance(after, StoreChange | _Call):
                     self._queue.put(after)  # the thread dies: refused with the remaining items
@@ -222,20 +227,18 @@ class Writer:
                 return batch, "wait"
         return batch, item
 
-    def _save_or_report(self, batch: Sequence[SavingBlock | SequenceRecord]) -> None:
-        blocks = [item for item in batch if isinstance(item, SavingBlock)]
-        turns = [item for item in batch if isinstance(item, SequenceRecord)]
+    def _save_or_report(self, batch: Batch) -> None:
         try:
-            for block in blocks:
+            for block in batch.blocks:
                 block.wait()
-            self._repaired(lambda: self._save(blocks, turns))
+            self._repaired(lambda: self._save(batch))
         except BaseException as error:
             # Border: a failed save is lost at the next restart, but the thread continues.
             self.counts["failed_saves"] += 1
-            self.counts["turns_unsaved"] += len(turns)
+            self.counts["turns_unsaved"] += len(batch.turns)
             self.trouble.failed(error, self._clock())
         finally:
-            self._free_staged(blocks)
+            self._free_staged(batch.blocks)
 
     def _free_staged(self, blocks: Sequence[SavingBlock]) -> None:
         for block in blocks:
@@ -243,24 +246,27 @@ class Writer:
         with self._lock:
             self._pending -= Counter(block.identity.hash for block in blocks if 0 in block.rows)
 
-    def _save(self, blocks: Sequence[SavingBlock], turns: Sequence[SequenceRecord]) -> None:
+    def _save(self, batch: Batch) -> None:
+        if not self.writes.may_write:
+            self._postpone(len(batch.wanted(self._ledger, self.is_bad)[0]))
+            self._report_turns(batch.turns, ())
+            return
         now, touched = self._clock(), self._take_touched()
-        accepted = self._accept(blocks, turns, touched, now)
-        rows = self._write(accepted)
+        rows = self._write(self._accept(batch, touched, now))
         self._shards.sync()
         with self._ledger.transaction() as freed:
             self._ledger.add(rows, now, damaged=self._bad)
-            saved = [turn for turn in turns if turn.head == turn.root or self._known(turn.head, rows)]
+            saved = [turn for turn in batch.turns if turn.head == turn.root or self._known(turn.head, rows)]
             self._ledger.move(saved)
             self._ledger.touch(touched, now)
+            self.writes.keep()
         with self._lock:
             self._bad -= {row.identity.hash for row in rows if 0 in row.parts}
         if rows or saved:
             self.trouble.recovered()
         self.counts["blocks_written"] += len(rows)
-        sizes = [record_format.record_bytes for record_format in self._shards.formats]
-        self.counts["bytes_written"] += sum(sizes[part] for block in accepted for part in block.rows)
-        self._report_turns(turns, saved)
+        self.writes.count()
+        self._report_turns(batch.turns, saved)
         self.room.give_back(freed)
 
     def _report_turns(self, turns: Sequence[SequenceRecord], saved: Sequence[SequenceRecord]) -> None:
@@ -280,38 +286,24 @@ class Writer:
         is_new = any(row.identity.hash == block_hash for row in rows)
         return is_new or (self._ledger.has(block_hash) and not self.is_bad(block_hash))
 
-    def _accept(
-        self,
-        blocks: Sequence[SavingBlock],
-        turns: Sequence[SequenceRecord],
-        touched: Mapping[BranchKey, float],
-        now: float,
-    ) -> list[SavingBlock]:
-        """The parts of blocks not yet on disk whose parent is, as far as there is room or room can be made."""
-        wanted: dict[BlockHash, SavingBlock] = {}
-        for block in blocks:
-            block_hash, parent = block.identity.hash, block.identity.parent
-            known = set[int]() if self.is_bad(block_hash) else self._ledger.parts(block_hash)
-            coming = wanted.get(block_hash)
-            rows = {part: row for part, row in block.rows.items() if part not in known}
-            if coming is not None:
-                wanted[block_hash] = replace(coming, rows={**rows, **coming.rows})
-            elif not rows:
-                continue
-            elif 0 not in known | rows.keys() or not (
-                parent == block.identity.root or parent in wanted or self._ledger.has(parent)
-            ):
-                self.counts["blocks_orphaned"] += 1
-            else:
-                wanted[block_hash] = replace(block, rows=rows)
-        num_accepted = self.room.make(len(wanted), partial(self._needed, blocks, turns), touched, now)
-        self.counts["blocks_refused"] += len(wanted) - num_accepted
-        return list(wanted.values())[:num_accepted]
+    def _accept(self, batch: Batch, touched: Mapping[BranchKey, float], now: float) -> list[SavingBlock]:
+        """The new parts of blocks, as far as the day's budget allows, and there is room or room can be made."""
+        wanted, num_orphaned = batch.wanted(self._ledger, self.is_bad)
+        self.counts["blocks_orphaned"] += num_orphaned
+        fitting = wanted[: self.writes.num_fitting(map(self._record_bytes, wanted))]
+        if len(fitting) < len(wanted):
+            self._postpone(len(wanted) - len(fitting))
+        num_accepted = self.room.make(len(fitting), partial(batch.needed, self._ledger), touched, now)
+        self.counts["blocks_refused"] += len(fitting) - num_accepted
+        return fitting[:num_accepted]
 
-    def _needed(self, blocks: Sequence[SavingBlock], turns: Sequence[SequenceRecord]) -> set[bytes]:
-        """The blocks on disk that a batch builds on, or moves a branch from or to."""
-        near = {each for block in blocks for each in (block.identity.hash, block.identity.parent)}
-        return near | {turn.head for turn in turns} | set(self._ledger.heads(turns))
+    def _record_bytes(self, block: SavingBlock) -> int:
+        return sum(self._shards.formats[part].record_bytes for part in block.rows)
+
+    def _postpone(self, num_blocks: int) -> None:
+        """Count and report blocks that are not written because the day's budget of writes is used up."""
+        self.counts["blocks_postponed"] += num_blocks
+        self.writes.report_used_up()
 
     def _write(self, blocks: Sequence[SavingBlock]) -> list[StoredBlock]:
         """Write the records to free slots; nothing refers to them yet."""
@@ -346,7 +338,8 @@ class Writer:
         if freed:
             self.room.forget_full()
         if isinstance(command, Purge):
-            return prove(self._parts, answer, freed)
+            answer = prove(self._parts, answer, freed)
+        self.writes.count()
         if isinstance(command, Move):
             self._report_turns(command.records, command.records if answer else ())
         return answer

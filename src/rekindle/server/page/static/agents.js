@@ -3,7 +3,7 @@
 import { hasKey } from "./api.js";
 import { chatWith } from "./chat.js";
 import { byId, el, keyed, say } from "./dom.js";
-import { ago, clock, count, counted, duration, listed, share, short } from "./words.js";
+import { ago, bytes, clock, count, counted, duration, listed, share, short } from "./words.js";
 
 const opened = new Set(); // ids whose branches and requests are shown
 let shown = null;
@@ -39,7 +39,14 @@ function sum(overview) {
   const total = (name) => overview.agents.reduce((all, agent) => all + agent[name], 0);
   const others = overview.num_agents - overview.agents.length;
   const who = others > 0 ? `the ${overview.agents.length} used last of ${count(overview.num_agents)}` : counted(overview.num_agents, "agent");
-  return `${who}, ${count(total("hot_tokens"))} tokens hot, ${count(total("warm_tokens"))} warm`;
+  return `${who}, ${count(total("hot_tokens"))} tokens hot, ${count(total("warm_tokens"))} warm${onDisk(overview.written)}`;
+}
+
+function onDisk(written) {
+  if (!written) return "";
+  const most = written.a_day === null ? "" : ` of ${bytes(written.a_day)}`;
+  const turn = written.a_turn === null ? "" : `, ${bytes(written.a_turn)} a turn`;
+  return `; ${bytes(written.today)}${most} written to disk today${turn}`;
 }
 
 function firstCurl() {

@@ -35,6 +35,12 @@ export function share(part, all) {
   return `${percent > 99.9 && part < all ? "99.9" : percent.toFixed(percent === 100 || percent === 0 ? 0 : 1)} %`;
 }
 
+/** 512 B, 21.4 MiB */
+export function bytes(number) {
+  const at = number < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(number) / 10));
+  return `${at ? (number / 1024 ** at).toFixed(1) : number} ${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
+}
+
 /** now, 12 s ago, 3 min ago: of a moment in Unix seconds */
 export function ago(moment) {
   const passed = Date.now() / 1000 - moment;
