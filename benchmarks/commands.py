@@ -262,6 +262,24 @@ def bench_speculation(
     return run_speculation(settings, options, console())
 
 
+@app.command("wear")
+@with_settings(unused=BENCH_UNUSED | {"save_unnamed"})
+def bench_wear(
+    settings: Settings,
+    prompts: Annotated[int, typer.Option(help="prompts that are asked once")] = 100,
+    conversations: Annotated[int, typer.Option(help="conversations of several turns")] = 5,
+    turns: Annotated[int, typer.Option(help="of a conversation")] = 4,
+    words: Annotated[int, typer.Option(help="of a prompt, and of the system text")] = 150,
+    seed: Annotated[int, typer.Option(help="of the words")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Bytes written to the disk for prompts that are asked once and for conversations, unnamed and as agents."""
+    from benchmarks.wear import WearBench, run_wear
+
+    need_reuse(settings)
+    return run_wear(settings, WearBench(prompts, conversations, turns, words, seed, out), console())
+
+
 @app.command("windows")
 @with_settings(unused=BENCH_UNUSED | {"anticipate"})
 def bench_windows(

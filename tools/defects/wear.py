@@ -6,6 +6,7 @@ from tools.defects.mutant import Mutant, one
 
 COUNT, LOG, WRITER = "store/maintenance/wear.py", "store/files/log_frames.py", "store/threads/writer.py"
 STORE, ENGINE = "tests/store/test_wear.py", "tests/engine/test_wear.py"
+TWICE = "tests/engine/test_seen_twice.py"
 
 WEAR: tuple[Mutant, ...] = (
     one(
@@ -63,5 +64,61 @@ WEAR: tuple[Mutant, ...] = (
         "    if not stats.may_write and stats.writes_a_day is not None:\n",
         "    if False:\n",
         f"{ENGINE}::test_turns_of_a_used_up_day_are_hot_and_saved_on_the_next",
+    ),
+    one(
+        "wear: what is seen twice is not written",
+        "engine/blocks/prefix_cache.py",
+        "most=sequence.seen_blocks)",
+        "most=None if sequence.seen_blocks is None else 0)",
+        f"{TWICE}::test_what_two_prompts_share_is_written_and_the_rest_is_not",
+    ),
+    one(
+        "wear: what is seen once is written with its tail",
+        "engine/blocks/prefix_cache.py",
+        "        if sequence.saves_all:\n            self.saving.add_block",
+        "        if sequence.is_turn:\n            self.saving.add_block",
+        f"{TWICE}::test_a_prompt_seen_once_is_not_written",
+    ),
+    one(
+        "wear: a branch seen once has no record of what was seen twice",
+        "engine/memory/memory.py",
+        "            self._beginnings.note(branch, num_blocks)\n            self._save([branch])\n",
+        "            self._beginnings.note(branch, num_blocks)\n",
+        f"{TWICE}::test_what_two_prompts_share_is_written_and_the_rest_is_not",
+    ),
+    one(
+        "wear: a shared beginning is not marked as used",
+        "engine/memory/memory.py",
+        "            self.book.put(replace(owner, last_use=branch.last_use))\n",
+        "",
+        f"{TWICE}::test_a_beginning_that_is_reused_is_used_by_the_one_who_keeps_it",
+    ),
+    one(
+        "wear: every prompt gets a record of the beginning it shares",
+        "engine/memory/memory.py",
+        "owner = self._beginnings.owner(branch, num_blocks)",
+        "owner = None",
+        f"{TWICE}::test_what_two_prompts_share_is_written_and_the_rest_is_not",
+    ),
+    one(
+        "wear: replies to one prompt see it twice",
+        "engine/intake/request_builder.py",
+        'return "seen" if index == 0 else "none"',
+        'return "seen"',
+        f"{TWICE}::test_replies_to_one_prompt_do_not_see_it_twice",
+    ),
+    one(
+        "wear: a reply that was rewritten makes no second turn",
+        "engine/intake/prompt_lookup.py",
+        "and request.num_replies > branch.num_replies",
+        "and request.num_replies > branch.num_replies + 99",
+        f"{TWICE}::test_a_conversation_with_a_second_turn_survives_a_restart",
+    ),
+    one(
+        "wear: the same examples make a second turn",
+        "engine/intake/prompt_lookup.py",
+        "and request.num_replies > branch.num_replies",
+        "and request.num_replies >= branch.num_replies",
+        f"{TWICE}::test_prompts_with_the_same_examples_are_seen_once_each",
     ),
 )

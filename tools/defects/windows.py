@@ -97,7 +97,7 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "windows of a turn not saved",
         "engine/blocks/prefix_cache.py",
-        "self._save_windows(table.blocks, [*points, table.num_tokens], sequence.root)",
+        "self._save_windows(table.blocks, [*points, end] if end else [], sequence.root)",
         "self._save_windows(table.blocks, [], sequence.root)",
         RESUMED,
     ),

@@ -37,6 +37,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     disk_writes_a_day: int | str | None
     agent_ttl_s: float | None
     anonymous_ttl_s: float
+    save_unnamed: Literal["reused", "always"]
     namespace_share: float
     tier: str | Path | None
     tier_bytes: int | str | None

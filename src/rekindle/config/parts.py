@@ -197,6 +197,11 @@ class StoreSettings:
     )
     agent_ttl_s: float | None = setting(None, "forget agents unused for this long", unset="never", bounds=at_least(1))
     anonymous_ttl_s: float = setting(3600.0, "forget unnamed conversations unused for this long", bounds=at_least(1))
+    save_unnamed: Literal["reused", "always"] = setting(
+        "reused",
+        "when unnamed conversations are written to disk: once a second request continues or reuses them, or always",
+        detail="What was seen once stays in memory. Agents are always written, and prompts with breakpoints.",
+    )
     namespace_share: float = setting(
         1.0,
         "share of disk and hot memory above which a tenant is evicted before others",

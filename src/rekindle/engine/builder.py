@@ -347,6 +347,7 @@ class Builder:
             wake=self.loop.wake,
             only_at_points=bool(spec.layout.ending),
             tier=self.imports,
+            save_unnamed=settings.store.save_unnamed,
         )
 
     def _submit(self, request: Request) -> None:

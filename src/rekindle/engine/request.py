@@ -161,3 +161,4 @@ class FinishedTurn:
     opening: str = ""  # beginning of the reply that was in the prompt
     breakpoints: tuple[CachedBreakpoint, ...] = ()  # prefixes of the prompt that stay stored
     resume_points: tuple[int, ...] = ()  # tokens after which others, or the next turn, may go on
+    seen_blocks: int | None = None  # only so many of its blocks are saved, as only these were computed before

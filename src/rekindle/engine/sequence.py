@@ -21,6 +21,9 @@ from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.types import Reuse, Task
 from rekindle.model.adjustments import History
 
+# Which blocks of a turn go to the disk: all, those that an earlier request had computed, or none.
+Saves = Literal["all", "seen", "none"]
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -40,6 +43,7 @@ class Sequence:
     texts: tuple[np.ndarray, ...] = ()  # uint32
     scores: PromptScores | None = None
     is_measured: bool = False
+    saves: Saves = "all"
     resume_points: set[int] = field(default_factory=set)  # tokens after which others, or its next turn, may go on
     num_unresumed: int = 0  # stored tokens after the point at which it was resumed when it first started
     num_computed: int = 0
@@ -75,8 +79,20 @@ class Sequence:
 
     @property
     def is_turn(self) -> bool:
-        """Whether it is remembered when it ends; blocks of other sequences wait in memory for one that is."""
+        """Whether it is remembered when it ends."""
         return self.task not in ("absorb", "idle") and not self.is_measured
+
+    @property
+    def saves_all(self) -> bool:
+        """Whether every block of it is written to disk; others wait in memory for a turn that depends on them."""
+        return self.is_turn and self.saves == "all"
+
+    @property
+    def seen_blocks(self) -> int | None:
+        """How many of its first blocks are all that goes to disk, as others had computed them before; None: any."""
+        if self.saves == "all":
+            return None
+        return self.reused_tokens // self.block_tokens if self.saves == "seen" else 0
 
     @property
     def is_scored(self) -> bool:

@@ -90,6 +90,11 @@ class GenerationRequest:
         if self.task == "load" and self.params.prompt_logprobs is not None:
             raise BadRequest("prompt_logprobs: a load computes nothing", param="prompt_logprobs")
 
+    @property
+    def num_replies(self) -> int | None:
+        """How many earlier replies the prompt has; None if it is not messages."""
+        return None if self.messages is None else sum(message.role == "assistant" for message in self.messages)
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:

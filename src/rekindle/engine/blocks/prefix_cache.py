@@ -239,7 +239,7 @@ class PrefixCache:
             blocks = blocks[: -(-stored // size)]
         if blocks:
             sequence.table.append_shared(blocks, stored)
-            if sequence.is_turn:
+            if sequence.saves_all:
                 self.saving.flush_deferred(blocks[: stored // size])
         sequence.num_computed = min(stored, sequence.num_resumable)
         if sequence.num_preemptions:
@@ -276,8 +276,8 @@ class PrefixCache:
         table.end_parts()
 
     def _save(self, sequence: Sequence, published: Published) -> None:
-        """Queue a newly hashed block; one that is not part of a turn is deferred until a turn depends on it."""
-        if sequence.is_turn:
+        """Queue a newly hashed block; one that need not be saved is deferred until a turn depends on it."""
+        if sequence.saves_all:
             self.saving.add_block(published)
         else:
             self.saving.defer(published)
@@ -297,7 +297,7 @@ class PrefixCache:
         sealed = None
         if table.blocks and sequence.reuse != "off":
             if sequence.is_turn:
-                self.saving.add_missing(table, sequence.root)
+                self.saving.add_missing(table, sequence.root, most=sequence.seen_blocks)
             sealed = table.seal(sequence.ids[: table.num_tokens], sequence.root)
         self._mark_end(table)
         if sealed is not None:
@@ -305,11 +305,13 @@ class PrefixCache:
             head = Head(sealed.identity.hash, table.num_tokens)
         else:
             head = self._head_inside(sequence)
-            if sequence.is_turn and table.blocks and head.hash == self.pool.name(table.blocks[-1]):
+            if sequence.saves_all and table.blocks and head.hash == self.pool.name(table.blocks[-1]):
                 self.saving.add_again(table.blocks[-1:], sequence.root)  # it may be deferred, or deleted with its agent
         if is_remembered:
-            points = [at for at in sequence.resume_points if at <= table.num_tokens]
-            self._save_windows(table.blocks, [*points, table.num_tokens], sequence.root)
+            most, seen = table.num_tokens, sequence.seen_blocks
+            end = most if seen is None else min(most, seen * self.pool.block_tokens)
+            points = [at for at in sequence.resume_points if at <= end]
+            self._save_windows(table.blocks, [*points, end] if end else [], sequence.root)
         table.release()
         return head
 

@@ -83,15 +83,16 @@ class SaveQueue:
             if item is not None and item.block == block:
                 self.add_block(item)
 
-    def add_missing(self, table: BlockTable, root: BlockHash) -> None:
-        """Queue the full blocks of a sequence that are neither on disk nor queued.
+    def add_missing(self, table: BlockTable, root: BlockHash, *, most: int | None = None) -> None:
+        """Queue the full blocks of a sequence, the first `most` (None: all), that are neither on disk nor queued.
 
         Each was queued when it was published, but a later deletion of an agent, or a failed save, can remove blocks
         that other sequences depend on from the disk. Costs one lookup when nothing is missing.
         """
         if self._store is None:
             return
-        for index in range(self._num_here(table.names), len(table.names)):
+        names = table.names[:most]
+        for index in range(self._num_here(names), len(names)):
             self._add_named(table.blocks[index], table.names[index], table.names[index - 1] if index else root, root)
 
     def add_again(self, blocks: Sequence[int], root: BlockHash) -> None:

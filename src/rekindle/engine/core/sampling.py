@@ -228,6 +228,7 @@ class Replies:
                 opening=request.reply.generation.opening,
                 breakpoints=request.breakpoints,
                 resume_points=tuple(sorted(at for at in sequence.resume_points if at < len(ids))),
+                seen_blocks=None if sequence.seen_blocks is None else min(sequence.seen_blocks, len(hashes)),
             )
         )
 

@@ -47,15 +47,20 @@ class Prompt:
     reuse: Reuse
     match: MatchFacts
     canonical_tokens: int  # how many of the ids are known to be a fresh encoding
+    is_continued: bool = True  # False: it names no agent and is no later turn of what is known
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a lookup: the best match, whether the agent has a memory here, what differs in one elsewhere."""
+    """Result of a lookup: the best match, whether the agent has a memory here, what differs in one elsewhere.
+
+    `is_later`: an unnamed prompt has the reply of a conversation, though not as it was generated.
+    """
 
     match: TextMatch
     has_own: bool
     elsewhere: tuple[Change, ...] | None
+    is_later: bool = False
 
 
 class PromptLookup:
@@ -114,11 +119,11 @@ class PromptLookup:
             ids = self._encoder.encode(rendered, most=most)
             return Prompt(ids, agent, "off", NO_MATCH, len(ids))
         found = on_memory(lambda: self._look(request, rendered))
-        match = found.match
+        match, is_continued = found.match, request.agent is not None or found.is_later
         ids, canonical = prompt_ids(self._encoder, match, rendered, most=most)
         if request.agent is None and _continues(match):
             assert match.branch is not None and match.branch.agent is not None
-            agent = match.branch.agent
+            agent, is_continued = match.branch.agent, True
         facts = MatchFacts(
             relation=match.relation,
             source=match.source,
@@ -130,15 +135,26 @@ class PromptLookup:
         offer = self._offers.offer(request, agent, rendering, on_memory=on_memory) if self._offers else None
         if offer is not None and facts.explanation is not None:
             facts = replace(facts, explanation=replace(facts.explanation, offer=offer))
-        return Prompt(ids, agent, match.mode, facts, canonical)
+        return Prompt(ids, agent, match.mode, facts, canonical, is_continued)
 
     def _look(self, request: GenerationRequest, rendered: RenderedPrompt) -> _Found:
         mode = request.reuse if request.reuse != "off" else None
         match = self.match(request.namespace, request.agent, rendered, mode=mode, parent=request.parent)
         if request.agent is None:
-            return _Found(match, has_own=False, elsewhere=None)
+            return _Found(match, has_own=False, elsewhere=None, is_later=self._is_later(request, match))
         has_own = bool(self._memory.book.of(request.namespace, request.agent))
         return _Found(match, has_own, self._memory.elsewhere(request.namespace, request.agent))
+
+    def _is_later(self, request: GenerationRequest, match: TextMatch) -> bool:
+        """Whether a prompt agrees with most of a conversation and has more replies than its last prompt had.
+
+        Templates and clients rewrite replies, so a second turn need not contain the first one as it was generated.
+        """
+        stored = match.branch
+        if stored is None or request.num_replies is None or 2 * match.num_tokens < len(stored.ids):
+            return False
+        branch = self._memory.book.get(stored.namespace, stored.agent or "", stored.branch)
+        return branch is not None and branch.num_replies is not None and request.num_replies > branch.num_replies
 
     def of_ids(self, request: GenerationRequest, ids: np.ndarray) -> Prompt:
         """Look up ids, which run as they are: matched with the agent's branches by ids, not by text. On the intake
@@ -150,7 +166,7 @@ class PromptLookup:
         shared = {branch.number: common_prefix(branch.ids, ids) for branch in mine}
         nearest = max(mine, key=lambda branch: shared[branch.number], default=None)
         if nearest is None:
-            return Prompt(ids, agent, "continuation", NO_MATCH, 0)
+            return Prompt(ids, agent, "continuation", NO_MATCH, 0, request.agent is not None)
         num_tokens = shared[nearest.number]
         relation: Relation = "exact" if num_tokens == len(ids) else "diverge"
         if relation == "diverge" and num_tokens == nearest.num_tokens:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from rekindle.engine.intake.rewrites import COMPACTION, Rewrites
 from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
-from rekindle.engine.sequence import Sequence
+from rekindle.engine.sequence import Saves, Sequence
 from rekindle.engine.types import GenerationRequest, Task
 from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
@@ -92,7 +92,9 @@ class RequestBuilder:
         clock: Callable[[], float] = time.perf_counter,
         only_at_points: bool = False,
         tier: TierImports | None = None,
+        save_unnamed: Literal["reused", "always"] = "always",
     ) -> None:
+        self._save_unnamed = save_unnamed
         self._only_at_points = only_at_points
         self._tier = tier
         self._encoder = encoder
@@ -189,11 +191,12 @@ class RequestBuilder:
                     scores=scores,
                     is_measured=scores is not None and request.agent is None and request.messages is None,
                     resume_points=set(resume_points),
+                    saves=self._saves(request, prompt, index),
                 ),
                 match=prompt.match,
                 reply=self._reply(ready, generation, index, matcher),
                 canonical_tokens=prompt.canonical_tokens,
-                num_replies=_num_replies(request),
+                num_replies=request.num_replies,
                 times=replace(ready.times),
                 original=rendering.request if len(generations) == 1 and prompt.reuse != "off" else None,
                 compacts=any(each.kind == COMPACTION for each, _ in rendering.removed),
@@ -206,6 +209,14 @@ class RequestBuilder:
             generation.prompt_ids, generation.opening = ready.ids, rendering.opening
             generation.on_cancel(partial(self._cancel, built))
             self._submit(built)
+
+    def _saves(self, request: GenerationRequest, prompt: Prompt, index: int) -> Saves:
+        """Return which blocks of a reply's sequence go to disk: of a conversation that has no name and begins here
+        only what was computed before, unless its caller has marked what is to be kept."""
+        is_asked = request.task != "generate" or bool(request.breakpoints)
+        if prompt.is_continued or is_asked or self._save_unnamed == "always":
+            return "all"
+        return "seen" if index == 0 else "none"  # further replies to the prompt do not see it anew
 
     def _scores(self, ready: _Ready) -> PromptScores | None:
         """Return what will hold the scores of the prompt's tokens, for all its replies."""
@@ -342,7 +353,3 @@ def _with_tools(calls: Calls | None, request: GenerationRequest) -> Calls | None
     functions = [tool.get("function") or tool for tool in request.tools or ()]
     names = dict.fromkeys(str(function["name"]) for function in functions if "name" in function)
     return replace(calls, tools=tuple(CalledTool(name, None, is_strict=False, param="tools") for name in names))
-
-
-def _num_replies(request: GenerationRequest) -> int | None:
-    return None if request.messages is None else sum(message.role == "assistant" for message in request.messages)

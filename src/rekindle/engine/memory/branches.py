@@ -35,6 +35,8 @@ class Branch:
     last_use: float
     turn_ends: tuple[int, ...]
     resume_points: tuple[int, ...] = ()  # of the last turn, in addition to its end; unknown after a restart
+    num_replies: int | None = None  # in the prompt of its last turn; unknown after a restart, and of other texts
+    seen_blocks: int | None = None  # only so many of its first blocks are saved until it is continued; None: all
 
     def with_ids(self, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> KnownBranch:
         """Return the branch with its token ids, uint32 [num_tokens], and the hashes of their full blocks."""
@@ -87,6 +89,13 @@ def _earlier_turns(ends: tuple[int, ...], shared: int, num_replies: int | None) 
     if num_replies is None:
         return tuple(end for end in ends if end <= shared)
     return tuple(min(end, shared) for end in ends[:num_replies])
+
+
+def _seen_again(branch: KnownBranch, turn: FinishedTurn) -> int | None:
+    """Return how many blocks of a branch are to be saved, after a turn that it contains: those of the turn, too."""
+    if branch.seen_blocks is None or (turn.seen_blocks is None and len(turn.ids) == branch.num_tokens):
+        return None
+    return max(branch.seen_blocks, len(turn.hashes) if turn.seen_blocks is None else turn.seen_blocks)
 
 
 class BranchBook:
@@ -205,7 +214,7 @@ class BranchBook:
         mine = [branch for branch in self.of(turn.namespace, turn.agent) if isinstance(branch, KnownBranch)]
         inside = next((branch for branch in mine if is_prefix(turn.ids, branch.ids)), None)
         if inside is not None:
-            used = replace(inside, last_use=now)
+            used = replace(inside, last_use=now, seen_blocks=_seen_again(inside, turn))
             self.put(used)
             return TurnEnd(used)
         extended = max(
@@ -229,6 +238,8 @@ class BranchBook:
             last_use=now,
             turn_ends=(*earlier, len(turn.ids)),
             resume_points=turn.resume_points,
+            num_replies=turn.num_replies,
+            seen_blocks=turn.seen_blocks,
             ids=turn.ids,
             hashes=turn.hashes,
         )

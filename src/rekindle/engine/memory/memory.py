@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -17,11 +17,12 @@ import numpy as np
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.blocks.hashing import chain_hashes
+from rekindle.engine.memory.beginnings import Beginnings
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch, TurnEnd
 from rekindle.engine.memory.breakpoints import Breakpoints
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.preambles import Preambles
-from rekindle.engine.memory.sequences import branch_of, cut, record_of, to_save
+from rekindle.engine.memory.sequences import branch_of, cut, durable_tokens, record_of, to_save
 from rekindle.engine.memory.summaries import Summaries
 from rekindle.engine.memory.system_texts import SystemTexts
 from rekindle.engine.request import FinishedTurn
@@ -74,6 +75,7 @@ class AgentMemory:
             book, block_tokens=block_tokens, max_tokens=max_breakpoint_tokens, save=save, now=now
         )
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
+        self._beginnings = Beginnings(book, block_tokens=block_tokens)
         self.preambles = Preambles()
         self.system_texts = SystemTexts()
         self.summaries = Summaries()
@@ -240,13 +242,31 @@ class AgentMemory:
         if ended.branch.ids is not turn.ids:
             if self._store is not None:
                 self._store.touch(turn.namespace, turn.agent, ended.branch.number, ended.branch.last_use)
-            if ended.branch.saved_tokens < ended.branch.num_tokens:  # part of it was evicted from disk meanwhile
-                for record in to_save([ended.branch], self._block_tokens):
-                    self.save(record)
+            # Part of it was evicted from disk meanwhile, or is seen for the second time.
+            if ended.branch.saved_tokens < durable_tokens(ended.branch, self._block_tokens):
+                self._save([ended.branch])
             return
         self.index(ended.branch)
-        if turn.head_tokens:
+        if ended.branch.seen_blocks is not None:
+            self._save_beginning(ended.branch, ended.branch.seen_blocks)
+        elif turn.head_tokens:
             self.save(record_of(ended.branch, turn.head_tokens))
+
+    def _save_beginning(self, branch: KnownBranch, num_blocks: int) -> None:
+        """Keep the blocks of a branch that were seen before on disk, by its own record or another's."""
+        if self._store is None or not num_blocks:
+            return
+        owner = self._beginnings.owner(branch, num_blocks)
+        if owner is None:
+            self._beginnings.note(branch, num_blocks)
+            self._save([branch])
+        else:
+            self.book.put(replace(owner, last_use=branch.last_use))
+            self._store.touch(owner.namespace, owner.agent, owner.number, branch.last_use)
+
+    def _save(self, branches: Sequence[Branch]) -> None:
+        for record in to_save(branches, self._block_tokens):
+            self.save(record)
 
     def adopt(self, branch: KnownBranch) -> bool:
         """Remember a branch that was computed elsewhere; False if it was known. It is durable with its next turn."""
@@ -301,8 +321,8 @@ class AgentMemory:
         return branches
 
     def unsaved(self, since: float) -> list[Branch]:
-        """Return the branches used since then (wall clock) that are not entirely durable."""
-        branches = self.book.branches()
+        """Return the branches used since then (wall clock) that are not entirely durable, and should be."""
+        branches = [branch for branch in self.book.branches() if branch.seen_blocks is None]
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
@@ -310,6 +330,7 @@ class AgentMemory:
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()
+        self._beginnings.check()
         self.preambles.check()
         self.system_texts.check()
         self.summaries.check()

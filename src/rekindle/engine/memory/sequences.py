@@ -28,10 +28,12 @@ def record_of(branch: Branch, num_tokens: int | None = None) -> SequenceRecord:
 
 
 def durable_tokens(branch: Branch, block_tokens: int) -> int:
-    """Return how many leading tokens can be durable: those up to the branch's head.
+    """Return how many leading tokens can be durable: those up to the branch's head, or seen so far.
 
     A tail that another request had published first has no hash of its own, so the head is the full block before it.
     """
+    if branch.seen_blocks is not None:
+        return min(branch.num_tokens, branch.seen_blocks * block_tokens)
     if not isinstance(branch, KnownBranch) or branch.head != (branch.hashes[-1] if branch.hashes else branch.root):
         return branch.num_tokens
     return len(branch.hashes) * block_tokens
@@ -40,7 +42,15 @@ def durable_tokens(branch: Branch, block_tokens: int) -> int:
 def to_save(branches: Iterable[Branch], block_tokens: int) -> tuple[SequenceRecord, ...]:
     """Return the records to save for these branches; none for a branch without a block."""
     each = ((branch, durable_tokens(branch, block_tokens)) for branch in branches)
-    return tuple(record_of(branch, num_tokens) for branch, num_tokens in each if num_tokens)
+    return tuple(_ending_at(branch, num_tokens) for branch, num_tokens in each if num_tokens)
+
+
+def _ending_at(branch: Branch, num_tokens: int) -> SequenceRecord:
+    """Return the record of a branch's first tokens, at least one."""
+    record = record_of(branch, num_tokens)
+    if branch.seen_blocks is None or not isinstance(branch, KnownBranch):
+        return record
+    return replace(record, head=branch.hashes[branch.seen_blocks - 1])
 
 
 def branch_of(record: SequenceRecord) -> Branch:

@@ -135,6 +135,7 @@ class Keeping:
         ids, pool = unkept.ids[:num_tokens], self._cache.pool
         sequence = Sequence(unkept.root, ids, self._cache.new_table(), "continuation", "prefill")
         sequence.resume_points |= {at for at in unkept.resume_points if at <= num_tokens}
+        sequence.saves, sequence.hot_tokens = unkept.saves, min(unkept.num_reused, num_tokens)
         known = pool.try_reuse_prefix(unkept.root, ids)
         given = self._with_windows(known)
         sequence.table.append_shared(known, len(known) * pool.block_tokens)

@@ -190,8 +190,11 @@ class SlotMemory:
             slot, before = running.slot, running.slot.unkept
             slot.ids, slot.root, slot.owner = ids, sequence.root, (request.namespace, request.agent)
             points = frozenset(at for at in sequence.resume_points if at <= len(ids))
-            slot.unkept = Unkept(sequence.root, ids, points, self._clock(), {*hashes, last})
+            slot.unkept = Unkept(
+                sequence.root, ids, points, self._clock(), {*hashes, last}, sequence.saves, sequence.reused_tokens
+            )
             if before is not None:
+                slot.unkept.saves = "all" if before.saves == "all" else sequence.saves
                 slot.unkept.since, slot.unkept.urgent = before.since, before.urgent
                 slot.unkept.commands = before.commands
         if self.keeping.has_tails:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
+from rekindle.engine.sequence import Saves
 from rekindle.store.commands import StoreCommand
 
 NOTHING = np.zeros(0, dtype=np.uint32)
@@ -24,7 +25,8 @@ LEAST_GAIN = 64  # tokens that reading must save over what a slot has
 class Unkept:
     """Ended turns whose KV only a slot has: `ids` (uint32) of the last, which continues the others.
 
-    `commands` wait until the store has their blocks. It is `urgent` if somebody waits for that.
+    Of them `saves` go to disk, of which `num_reused` tokens had been computed before. `commands` wait until the store
+    has their blocks. It is `urgent` if somebody waits for that.
     """
 
     root: BlockHash
@@ -32,6 +34,8 @@ class Unkept:
     resume_points: frozenset[int]
     since: float
     heads: set[BlockHash]
+    saves: Saves = "all"
+    num_reused: int = 0
     commands: list[StoreCommand] = field(default_factory=list)
     urgent: bool = False
 
