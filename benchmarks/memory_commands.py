@@ -1,0 +1,47 @@
+"""Those commands of `python -m benchmarks` that measure memories: in front of a llama-server, and what they write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rekindle.cli.console import console
+from rekindle.cli.settings import BENCH_UNUSED, with_settings
+from rekindle.config import Settings
+from rekindle_lab.cli.benches import need_reuse
+
+
+def bench_llama_slots(
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
+    agents: Annotated[int, typer.Option(help="agents that take turns")] = 10,
+    slots: Annotated[int, typer.Option(help="of llama-server")] = 4,
+    context: Annotated[int, typer.Option(help="tokens of a slot")] = 2048,
+    length: Annotated[
+        list[int] | None, typer.Option(help="tokens of a history to time turns on; may be repeated")
+    ] = None,
+    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
+) -> int:
+    """More agents than slots of a llama-server, with Rekindle in front and without, killed between rounds."""
+    from benchmarks.llama_slots import SlotsBench, run_slots_bench
+
+    bench = SlotsBench(model, agents, slots, context, flags=flags, lengths=tuple(length or ()))
+    return run_slots_bench(bench, console())
+
+
+@with_settings(unused=BENCH_UNUSED | {"save_unnamed"})
+def bench_wear(
+    settings: Settings,
+    prompts: Annotated[int, typer.Option(help="prompts that are asked once")] = 100,
+    conversations: Annotated[int, typer.Option(help="conversations of several turns")] = 5,
+    turns: Annotated[int, typer.Option(help="of a conversation")] = 4,
+    words: Annotated[int, typer.Option(help="of a prompt, and of the system text")] = 150,
+    seed: Annotated[int, typer.Option(help="of the words")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """Bytes written to the disk for prompts that are asked once and for conversations, unnamed and as agents."""
+    from benchmarks.wear import WearBench, run_wear
+
+    need_reuse(settings)
+    return run_wear(settings, WearBench(prompts, conversations, turns, words, seed, out), console())
