@@ -58,6 +58,13 @@ LLAMA: tuple[Mutant, ...] = (
         f"{OF_MEMORY}::test_a_request_that_is_not_sent_holds_nothing",
     ),
     one(
+        "rows of a purged agent that were being copied",
+        KEEPING,
+        "for block in filter(self._cache.pool.is_private, table.blocks):",
+        "for block in ():",
+        f"{OF_MEMORY}::test_a_purge_while_a_state_is_copied_leaves_nothing_of_it",
+    ),
+    one(
         "a memory of an adapter that was replaced",
         PROBE,
         '[part, part.rpartition(":")[0]]',

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import re
 import shutil
 import signal
 import stat
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +23,10 @@ import pytest
 
 from rekindle import Engine, pocket
 from rekindle.errors import BadRequest, RekindleError
+from rekindle.kv.arena import KVArena
 from rekindle.store import admin
-from rekindle_backends.llama import keeping
+from rekindle_backends.llama import keeping, states, transfer
+from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_lab.bench.engine.gguf_file import write_file
 from rekindle_lab.bench.engine.gguf_model import contents
 from tests.backends.llama import imitation
@@ -216,6 +220,29 @@ def test_turns_survive_kills_of_either_process(gguf: Path, tmp_path: Path) -> No
                     time.sleep(0.2)
                     until_answers(engine)
             engine.check()
+
+
+def test_a_purge_while_a_state_is_copied_leaves_nothing_of_it(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, is_purged = queue.SimpleQueue[tuple[KVArena, Sequence[int]]](), threading.Event()
+
+    def slowly(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end: int) -> None:
+        transfer.take(file, arena, blocks, first, end)
+        assert arena.parts[0][list(blocks)].any()
+        copied.put((arena, list(blocks)))
+        assert is_purged.wait(60)
+
+    monkeypatch.setattr(states, "take", slowly)
+    with front(gguf, tmp_path / "store") as engine:
+        Talk(gguf, tmp_path / "log").turn(engine, "a", 200)
+        arena, blocks = copied.get(timeout=60)
+        engine.agent("a").purge()
+        is_purged.set()
+        end = time.monotonic() + 10
+        while arena.parts[0][blocks].any():
+            assert time.monotonic() < end, "rows of a purged agent are in free blocks"
+            time.sleep(0.01)
 
 
 def test_namespaces_share_nothing(gguf: Path, tmp_path: Path) -> None:

@@ -198,11 +198,11 @@ class Keeping:
 
     def _publish(self, slot: Slot, unkept: Unkept, sequence: Sequence, began: float) -> None:
         """Give blocks that are filled their hashes, and queue them for the store."""
-        self.held.discard(sequence.table)
         if slot.unkept is not unkept:
-            sequence.table.release()
+            self.drop(sequence.table)
             self.free(slot)
             return
+        self.held.discard(sequence.table)
         self._seconds_per_token = (self._clock() - began) / max(1, sequence.num_prompt)
         sequence.num_computed = sequence.num_prompt
         self._cache.publish(sequence)
@@ -241,8 +241,11 @@ class Keeping:
         slot.is_busy = slot.is_read = False
 
     def drop(self, table: BlockTable) -> None:
-        """Release the blocks of a state that nobody reads or writes any more."""
+        """Release the blocks of a state that nobody reads or writes any more; nothing stays of what was not published,
+        as its agent may have been purged."""
         self.held.discard(table)
+        for block in filter(self._cache.pool.is_private, table.blocks):
+            self._cache.arena.wipe(block)
         table.release()
 
     def save(self, command: StoreCommand) -> None:
