@@ -65,6 +65,13 @@ LLAMA: tuple[Mutant, ...] = (
         f"{OF_MEMORY}::test_a_purge_while_a_state_is_copied_leaves_nothing_of_it",
     ),
     one(
+        "a server given up for states that were not restored",
+        MEMORY,
+        "running.num_restored = 0",
+        "pass",
+        f"{OF_MEMORY}::test_restoring_goes_on_once_there_is_room_again",
+    ),
+    one(
         "a memory of an adapter that was replaced",
         PROBE,
         '[part, part.rpartition(":")[0]]',

@@ -282,6 +282,20 @@ def test_a_turn_is_kept_before_another_agent_continues_it(
         assert talk.turn(engine, "a") <= 20 + 64
 
 
+def test_restoring_goes_on_once_there_is_room_again(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        for agent in "ab":
+            talk.turn(engine, agent, 300)
+            assert engine.flush()
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+            assert min(talk.turn(engine, agent, 5) for agent in "aba") > 300
+        assert talk.turn(engine, "b", 5) <= 5 + 64 + 20
+
+
 def test_a_turn_is_kept_before_more_is_restored_over_it(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
