@@ -72,6 +72,20 @@ LLAMA: tuple[Mutant, ...] = (
         f"{OF_MEMORY}::test_restoring_goes_on_once_there_is_room_again",
     ),
     one(
+        "windows of known blocks that stay empty",
+        KEEPING,
+        "and not (first and self.has_tails)",
+        "",
+        f"{OF_MEMORY}::test_windows_of_whole_blocks_are_filled_again",
+    ),
+    one(
+        "a part of a window that another block of the turn is given",
+        KEEPING,
+        "for block in there:",
+        "for block in ():",
+        f"{OF_MEMORY}::test_windows_of_whole_blocks_are_filled_again",
+    ),
+    one(
         "a memory of an adapter that was replaced",
         PROBE,
         '[part, part.rpartition(":")[0]]',

@@ -357,6 +357,21 @@ def test_an_agent_that_is_offloaded_comes_back_from_disk(gguf: Path, tmp_path: P
         assert engine.agent("a").why()[0].warm_tokens == 256
 
 
+def test_windows_of_whole_blocks_are_filled_again(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, of a turn that ends with a block, all of which are in memory."""
+    monkeypatch.setenv("IMITATION_WINDOW", str(WINDOW))
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, "off", slots=1, hot_bytes=1 << 20) as engine:
+        prompts = {agent: talk.more(320) for agent in "abcdefghijk"}
+        for _ in range(2):
+            for agent, prompt in prompts.items():
+                engine.agent(agent).generate(np.array(prompt, np.uint32), max_tokens=1, temperature=0)
+        talk.ids |= {agent: prompts[agent] for agent in "fe"}
+        assert talk.turn(engine, "f") <= 20 + 64
+        talk.turn(engine, "e")
+        assert talk.turn(engine, "f") <= 20 + 64
+
+
 def test_no_file_is_left(gguf: Path, tmp_path: Path) -> None:
     with front(gguf, tmp_path / "store") as engine:
         command = server_of().cmdline()

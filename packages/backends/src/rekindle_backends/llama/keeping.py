@@ -119,7 +119,11 @@ class Keeping:
             num_tokens -= num_tokens % self._cache.pool.block_tokens
         sequence = self._sequence(unkept, num_tokens)
         first = sequence.table.num_tokens
-        if num_tokens <= first or not self._has_room(sequence):
+        if num_tokens == first and not (first and self.has_tails):
+            self._cache.end(sequence, is_remembered=True)  # some may have left the disk since
+            self._kept(slot, unkept, first)
+            return
+        if not self._has_room(sequence):
             sequence.table.release()
             self._kept(slot, unkept, first)
             return
@@ -144,7 +148,8 @@ class Keeping:
         return sequence
 
     def _with_windows(self, blocks: list[int]) -> list[tuple[WindowSlots, int]]:
-        """Give known blocks the parts of windows that a table of them holds, empty; return those, each held once.
+        """Give known blocks the parts of windows that a table of them holds, empty where they lack one; return these,
+        each held once.
 
         Without room for one, nothing is known: all is copied again.
         """
@@ -152,6 +157,10 @@ class Keeping:
         pool, layout = self._cache.pool, self._cache.arena.layout
         for slots, part in zip(pool.windows, layout.ending, strict=True):
             first = slots.kind.first_needed(len(blocks) * pool.block_tokens, pool.block_tokens)
+            there = [block for block in blocks[first:] if slots.has(block)]
+            for block in there:
+                slots.hold(block)  # or the next block may be given its slot
+                given.append((slots, block))
             for block in blocks[first:]:
                 if slots.has(block):
                     continue
