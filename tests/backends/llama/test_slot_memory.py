@@ -123,7 +123,7 @@ def test_more_agents_than_slots_compute_what_is_new(gguf: Path, tmp_path: Path) 
             talk.turn(engine, agent, 300)
         for _ in range(3):
             for agent in "abcde":
-                assert talk.turn(engine, agent) <= 20 + 64
+                assert talk.turn(engine, agent) <= 20 + 1  # the last token of a reply is not computed
         engine.check()
         stats = engine.stats()
         assert stats.reused_tokens > 0.6 * stats.prompt_tokens
@@ -350,7 +350,7 @@ def test_an_agent_that_is_offloaded_comes_back_from_disk(gguf: Path, tmp_path: P
     talk = Talk(gguf, tmp_path / "log")
     with front(gguf, tmp_path / "store") as engine:
         talk.turn(engine, "a", 300)
-        assert engine.agent("a").offload() == 4
+        assert engine.agent("a").offload() == 5  # four blocks and the tail
         info = engine.agent("a").info()
         assert (info.hot_tokens, info.warm_tokens, info.saved_tokens) == (0, 256, 256)
         assert talk.turn(engine, "a") <= 20 + 64

@@ -171,7 +171,8 @@ class RemoteCore(Core):
             elif place == "loading":
                 request.times.load_started = self._clock()
                 self.scheduler.move(request, State.LOADING)
-        self.cache.saving.pump()
+        if not self._memory.is_writing:
+            self.cache.saving.pump()
 
     def _start(self, request: Request, place: Place) -> None:
         """Send a request; one that cannot be asked of the backend fails."""

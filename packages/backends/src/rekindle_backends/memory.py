@@ -45,6 +45,10 @@ class Memory(Protocol):
     def left(self, request: Request) -> None:
         """Nothing of a request is at the backend any more; it may have ended before."""
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether bytes of known blocks may change now, so that none is copied for the store."""
+
     def step(self, now: float) -> None:
         """Begin what is due."""
 
@@ -91,6 +95,11 @@ class TextMemory:
 
     def left(self, request: Request) -> None:
         """Nothing: it had no place."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Never: blocks have nothing in them."""
+        return False
 
     def step(self, now: float) -> None:
         """Nothing is ever due."""

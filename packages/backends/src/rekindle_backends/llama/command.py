@@ -23,6 +23,7 @@ NUM_SLOTS = 4
 SLOTS = ("-np", "--parallel")
 # What cannot be among the flags of a user, and why.
 REFUSED = {
+    "context-shift": "tokens would be moved in a slot, which then has others than it was sent",
     "swa-full": "windows would be wrong in a slot that is restored, and llama-server does not notice it",
     **dict.fromkeys(("host", "port", "api-key", "api-key-file"), "where it listens, and its key, are chosen here"),
     "m": "the model is the one that is served here",

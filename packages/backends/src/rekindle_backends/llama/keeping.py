@@ -47,7 +47,8 @@ class Keeping:
         clock: Callable[[], float],
     ) -> None:
         self.held: set[BlockTable] = set()  # of states that are being read
-        self.has_tails = bool(cache.arena.layout.ending)  # windows go on where they end alone
+        self.num_filling = 0  # states whose rows are being copied into blocks
+        self.has_windows = bool(cache.arena.layout.ending)  # which go on where they end alone, so tails go to disk
         self._backend = backend
         self._cache = cache
         self._states = states
@@ -115,11 +116,9 @@ class Keeping:
             self.free(slot)
             return
         num_tokens = num_common(file.tokens.astype(np.uint32), unkept.ids)
-        if not self.has_tails:
-            num_tokens -= num_tokens % self._cache.pool.block_tokens
         sequence = self._sequence(unkept, num_tokens)
         first = sequence.table.num_tokens
-        if num_tokens == first and not (first and self.has_tails):
+        if num_tokens == first and not (first and self.has_windows):
             self._cache.end(sequence, is_remembered=True)  # some may have left the disk since
             self._kept(slot, unkept, first)
             return
@@ -128,11 +127,11 @@ class Keeping:
             self._kept(slot, unkept, first)
             return
         self.held.add(sequence.table)
+        self.num_filling += 1
         try:
             self._backend.run(self._fill(slot, unkept, file, sequence, first, began))
         except RekindleError as error:
-            self.drop(sequence.table)
-            self._kept_nothing(slot, unkept, error)
+            self._filled(slot, unkept, sequence.table, error)
 
     def _sequence(self, unkept: Unkept, num_tokens: int) -> Sequence:
         """A sequence of the first tokens of a turn, with those of its blocks that are in memory."""
@@ -200,13 +199,19 @@ class Keeping:
             await self._states.take(file, sequence.table.blocks, first, sequence.num_prompt)
         except Exception as error:
             # Border: as above.
-            self._post(partial(self.drop, sequence.table))
-            self._post(partial(self._kept_nothing, slot, unkept, error))
+            self._post(partial(self._filled, slot, unkept, sequence.table, error))
             return
         self._post(self._guarded(slot, unkept, partial(self._publish, slot, unkept, sequence, began)))
 
+    def _filled(self, slot: Slot, unkept: Unkept, table: BlockTable, error: Exception) -> None:
+        """Drop blocks that could not be filled."""
+        self.num_filling -= 1
+        self.drop(table)
+        self._kept_nothing(slot, unkept, error)
+
     def _publish(self, slot: Slot, unkept: Unkept, sequence: Sequence, began: float) -> None:
         """Give blocks that are filled their hashes, and queue them for the store."""
+        self.num_filling -= 1
         if slot.unkept is not unkept:
             self.drop(sequence.table)
             self.free(slot)
@@ -215,17 +220,20 @@ class Keeping:
         self._seconds_per_token = (self._clock() - began) / max(1, sequence.num_prompt)
         sequence.num_computed = sequence.num_prompt
         self._cache.publish(sequence)
+        if not self.has_windows and sequence.saves == "all":
+            # The tail stays in memory: on disk it would be written again with every turn.
+            sequence.saves, sequence.hot_tokens = "seen", sequence.num_prompt
         self._cache.end(sequence, is_remembered=True)
         self._kept(slot, unkept, sequence.num_prompt)
 
     def _kept(self, slot: Slot, unkept: Unkept, num_tokens: int) -> None:
         """Queue what waited for a state of which so much was kept, but for records of more."""
         hashes, last = heads_of(unkept.root, unkept.ids[:num_tokens], self._cache.pool.block_tokens)
-        for command in unkept.commands:
-            if not isinstance(command, SequenceRecord) or command.head in (*hashes, last):
-                self._cache.saving.add(command)
         slot.unkept = None
         self.free(slot)
+        for command in unkept.commands:
+            if not isinstance(command, SequenceRecord) or command.head in (*hashes, last):
+                self.save(command)  # which may wait for another slot, too
 
     def _kept_nothing(self, slot: Slot, unkept: Unkept, error: BaseException) -> None:
         """Give up a state that cannot be read: its turn is computed again when it is continued."""
@@ -237,10 +245,13 @@ class Keeping:
 
     def lose(self, slot: Slot, why: str) -> None:
         """Drop an unkept turn; what waits for it goes to the store, which says what is missing, but for its records."""
-        unkept, slot.unkept = slot.unkept, None
-        if unkept is None:
-            return
-        logger.warning("KV of %d tokens is lost (%s): it is computed again when it is needed", len(unkept.ids), why)
+        if slot.unkept is not None:
+            num_tokens = len(slot.unkept.ids)
+            logger.warning("KV of %d tokens is lost (%s): it is computed again when it is needed", num_tokens, why)
+            self._give_up(slot, slot.unkept)
+
+    def _give_up(self, slot: Slot, unkept: Unkept) -> None:
+        slot.unkept = None
         for command in unkept.commands:
             if not isinstance(command, SequenceRecord):
                 self._cache.saving.add(command)
@@ -287,14 +298,14 @@ class Keeping:
             unkept = slot.unkept
             if unkept is None:
                 continue
-            if branch is None and slot.owner == (command.namespace, command.agent):
-                slot.unkept = None
             for each in unkept.commands_of(command.namespace, command.agent):
                 if isinstance(each, SequenceRecord) and branch not in (None, each.branch):
                     continue
                 unkept.commands.remove(each)
                 if not isinstance(each, SequenceRecord):
                     self._cache.saving.add(each)  # which finds its agent gone
+            if branch is None and slot.owner == (command.namespace, command.agent):
+                self._give_up(slot, unkept)
 
     def hand_over(self) -> int:
         """Have all states read; return how many are not, and what the store has not accepted yet."""

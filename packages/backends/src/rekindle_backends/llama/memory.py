@@ -197,7 +197,7 @@ class SlotMemory:
                 slot.unkept.saves = "all" if before.saves == "all" else sequence.saves
                 slot.unkept.since, slot.unkept.urgent = before.since, before.urgent
                 slot.unkept.commands = before.commands
-        if self.keeping.has_tails:
+        if self.keeping.has_windows:
             return Ended(ids, hashes, Head(last, len(ids)))
         return Ended(ids, hashes, Head(hashes[-1] if hashes else sequence.root, len(hashes) * sequence.block_tokens))
 
@@ -209,6 +209,11 @@ class SlotMemory:
                 self.keeping.drop(running.unread)
             running.slot.is_busy = False
             running.slot.used = self._clock()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether rows are being copied into blocks: windows of blocks that others know, too."""
+        return self.keeping.num_filling > 0
 
     def step(self, now: float) -> None:
         """Take what other threads report; begin to read the slots that are due."""

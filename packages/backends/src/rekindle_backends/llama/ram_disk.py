@@ -7,9 +7,9 @@ leaves its folder, which the next start removes.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rekindle.errors import BackendFailed
 
 logger = logging.getLogger(__name__)
 PLACES = (Path("/dev/shm"), Path(tempfile.gettempdir()))  # a RAM disk where there is one, as on Linux
-NAME = re.compile(r"rekindle-slots-(\d+)-\w+")
+PREFIX = "rekindle-slots-"
 LEAST_FREE = 1 << 30  # bytes, of a place that is worth having: containers often have 64 MB of shared memory
 
 
@@ -35,7 +35,9 @@ class RamDisk:
             logger.warning(
                 "%s is no RAM disk with %d MB free: states of slots pass through %s", places[0], least_free >> 20, base
             )
-        self.path = Path(tempfile.mkdtemp(prefix=f"rekindle-slots-{os.getpid()}-", dir=base))  # of mode 0700
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # of mode 0700
+        self._lock = os.open(self.path, os.O_RDONLY)  # ends with the process: containers may share a place, not a PID
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._num_names = 0
 
     def new_name(self, num_bytes: int) -> str:
@@ -53,22 +55,16 @@ class RamDisk:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 def _remove_left(place: Path) -> None:
-    """Remove the folders of our own processes that have ended."""
-    for folder in place.glob("rekindle-slots-*") if place.is_dir() else ():
-        found = NAME.fullmatch(folder.name)
-        with contextlib.suppress(OSError):
-            if found and folder.stat().st_uid == os.getuid() and not _runs(int(found[1])):
+    """Remove the folders of our own user whose processes have ended."""
+    for folder in place.glob(f"{PREFIX}*") if place.is_dir() else ():
+        with contextlib.suppress(OSError):  # another user's, or locked
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+            finally:
+                os.close(lock)

@@ -102,6 +102,5 @@ class States:
         return await asyncio.wrap_future(self._threads.submit(work))
 
     def close(self) -> None:
-        """End the threads, and remove all files."""
+        """End the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._ram_disk.close()
