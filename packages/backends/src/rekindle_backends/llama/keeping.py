@@ -236,11 +236,10 @@ class Keeping:
                 self.save(command)  # which may wait for another slot, too
 
     def _kept_nothing(self, slot: Slot, unkept: Unkept, error: BaseException) -> None:
-        """Give up a state that cannot be read: its turn is computed again when it is continued."""
+        """Give up a state that cannot be read: its turn is in its slot alone, until that is taken."""
         logger.warning("the state of slot %d could not be read, so it is not kept: %s", slot.number, error)
         if slot.unkept is unkept:
-            self.lose(slot, str(error))
-        slot.forget()
+            self._give_up(slot, unkept)
         self.free(slot)
 
     def lose(self, slot: Slot, why: str) -> None:
