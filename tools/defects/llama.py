@@ -74,7 +74,7 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "windows of known blocks that stay empty",
         KEEPING,
-        "and not (first and self.has_tails)",
+        "and not (first and self.has_windows)",
         "",
         f"{OF_MEMORY}::test_windows_of_whole_blocks_are_filled_again",
     ),
