@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import psutil
@@ -52,20 +52,6 @@ class Turn:
     ids: tuple[int, ...]
     computed: int
     seconds: float
-
-
-class Arm(Protocol):
-    """What computes turns, and which of its processes can be killed."""
-
-    kills: Sequence[str]
-
-    def turn(self, agent: str, ids: Sequence[int], most: int) -> Turn: ...
-
-    def tokens(self, text: str) -> list[int]: ...
-
-    def kill(self, which: str) -> None: ...
-
-    def written(self) -> int: ...
 
 
 def post(url: str, body: dict[str, Any], **headers: str) -> Any:
@@ -197,7 +183,7 @@ class Talk:
     """The histories of all agents in one arm."""
 
     bench: SlotsBench
-    arm: Arm
+    arm: Plain | Fronted
     ids: dict[str, list[int]] = field(default_factory=dict)
     number: int = 0
 
@@ -282,7 +268,5 @@ def long_prompts(made: dict[str, Plain | Fronted], length: int, turns: int = 5) 
             turn = arm.turn("long", [*talks[title], *more], 16)
             talks[title] += [*more, *turn.ids]
             seconds[title].append(turn.seconds)
-    medians = {title: statistics.median(found) for title, found in seconds.items()}
-    ratio = medians["rekindle"] / medians["llama-server"]
-    ours, theirs = medians["rekindle"], medians["llama-server"]
-    return f"{length} tokens: {ours:.2f} s a turn with Rekindle, {theirs:.2f} without: {ratio:.3f}"
+    ours, theirs = (statistics.median(seconds[title]) for title in ("rekindle", "llama-server"))
+    return f"{length} tokens: {ours:.2f} s a turn with Rekindle, {theirs:.2f} without: {ours / theirs:.3f}"

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from rekindle import Engine, pocket
 from rekindle.errors import BadRequest, RekindleError
 from rekindle.kv.arena import KVArena
 from rekindle_backends.llama import keeping, states, transfer
+from rekindle_backends.llama.ram_disk import RamDisk
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_lab.bench.engine.gguf_file import write_file
 from rekindle_lab.bench.engine.gguf_model import contents
@@ -410,9 +412,13 @@ def test_another_adapter_and_another_rotation_have_another_memory(gguf: Path, tm
         assert engine.num_warm_agents == 0
 
 
-def test_windows_that_see_everything_are_refused(gguf: Path, tmp_path: Path) -> None:
+def test_a_start_that_is_refused_leaves_no_folder(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "shared"
+    place.mkdir()
+    monkeypatch.setattr("rekindle_backends.assembly.RamDisk", partial(RamDisk, [place], least_free=0))
     with pytest.raises(RekindleError, match=re.escape("swa-full")):
-        Engine(model=str(gguf), backend="llama.cpp", backend_flags="--swa-full", store=str(tmp_path)).start()
+        Engine(model=str(gguf), backend="llama.cpp", backend_flags="--swa-full", store=str(tmp_path / "store")).start()
+    assert not list(place.iterdir())
 
 
 def test_flags_in_variables_are_refused(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,10 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     encoder = PromptEncoder.from_dir(directory, clock=clock)
     sampling = SamplingDefaults.read(directory, settings.model.sampling)
     digest = tokenizer_digest(directory, DigestCache(None))
-    closing = ExitStack()
-    ram_disk = _ram_disk(settings, closing)
-    own = _own(settings, source, ram_disk, use_store=use_store)
+    with ExitStack() as opened:
+        ram_disk = _ram_disk(settings, opened)
+        own = _own(settings, source, ram_disk, use_store=use_store)
+        closing = opened.pop_all()
     backend = _backend(settings, own, closing)
     backend.start()
     try:

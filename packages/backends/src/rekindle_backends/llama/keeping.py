@@ -131,7 +131,7 @@ class Keeping:
         try:
             self._backend.run(self._fill(slot, unkept, file, sequence, first, began))
         except RekindleError as error:
-            self._filled(slot, unkept, sequence.table, error)
+            self._not_filled(slot, unkept, sequence.table, error)
 
     def _sequence(self, unkept: Unkept, num_tokens: int) -> Sequence:
         """A sequence of the first tokens of a turn, with those of its blocks that are in memory."""
@@ -199,11 +199,11 @@ class Keeping:
             await self._states.take(file, sequence.table.blocks, first, sequence.num_prompt)
         except Exception as error:
             # Border: as above.
-            self._post(partial(self._filled, slot, unkept, sequence.table, error))
+            self._post(partial(self._not_filled, slot, unkept, sequence.table, error))
             return
         self._post(self._guarded(slot, unkept, partial(self._publish, slot, unkept, sequence, began)))
 
-    def _filled(self, slot: Slot, unkept: Unkept, table: BlockTable, error: Exception) -> None:
+    def _not_filled(self, slot: Slot, unkept: Unkept, table: BlockTable, error: Exception) -> None:
         """Drop blocks that could not be filled."""
         self.num_filling -= 1
         self.drop(table)

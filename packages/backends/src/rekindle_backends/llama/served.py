@@ -17,13 +17,11 @@ from rekindle_backends.wire import TOKENIZE, error_text
 
 @dataclass(frozen=True, slots=True)
 class LlamaServed:
-    """A llama-server: its model, the file of it, tokens of context in each of its slots, the build that it is of."""
+    """A llama-server: its model, and tokens of context in each of its slots."""
 
     served: Served
-    model_path: str
     max_context: int
     num_slots: int
-    build: str
 
     @classmethod
     def find(cls, backend: Backend, wanted: str | None, names: Sequence[str]) -> LlamaServed:
@@ -33,10 +31,10 @@ class LlamaServed:
         match props:
             case {
                 "total_slots": int(num_slots),
-                "model_path": str(path),
+                "model_path": str(),
                 "default_generation_settings": {"n_ctx": int(max_context)},
             }:
-                return cls(served, path, max_context, num_slots, str(props.get("build_info", "unknown")))
+                return cls(served, max_context, num_slots)
             case _:
                 raise ConfigError(
                     f"backend: {backend.url}{PROPS} does not answer as a llama-server does (status {status}): "
