@@ -232,4 +232,11 @@ LLAMA: tuple[Mutant, ...] = (
         "if not entry:",
         "tests/backends/test_served.py::test_another_model_of_the_same_name_is_noticed",
     ),
+    one(
+        "a purge that waits for another state's blocks",
+        MEMORY,
+        "return self.keeping.has_windows and self.keeping.num_filling > 0",
+        "return self.keeping.num_filling > 0",
+        f"{OF_MEMORY}::test_a_purge_while_a_state_is_copied_leaves_nothing_of_it",
+    ),
 )

@@ -20,13 +20,16 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+
+from rekindle import pocket
 
 WIDTH, LAYERS = 32, 2  # bytes of K and of V of a layer
 END = 0.04  # how often a reply ends by itself
@@ -161,7 +164,7 @@ def read(data: bytes, number: int, num_slots: int, sections: int) -> Slot:
 class Server:
     """All slots, and what is answered for each path."""
 
-    def __init__(self, options: argparse.Namespace, model: Model, encode: Any) -> None:
+    def __init__(self, options: argparse.Namespace, model: Model, encode: Callable[[str], list[int]]) -> None:
         self.options, self.model, self.encode = options, model, encode
         self.slots = [Slot() for _ in range(options.np)]
 
@@ -265,19 +268,15 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def model_of(path: Path) -> tuple[Model, Any]:
-    """The model of a GGUF file, and what encodes texts for it."""
-    from rekindle.model import gguf
-    from rekindle.model.described import end_ids
-    from rekindle.text.prompt import PromptEncoder
-
-    directory = gguf.opened(path)
-    encoder = PromptEncoder.from_dir(directory)
-    shown = [encoder.vocabulary.shown(each) for each in range(encoder.vocabulary.size)]
-    words = [number for number, piece in enumerate(shown) if re.fullmatch(rb" ?[a-z]{2,}", piece or b"")]
+def model_of() -> tuple[Model, Callable[[str], list[int]]]:
+    """What imitates the bundled model, and what encodes texts for it; by its tokenizer alone, to start at once."""
+    directory = pocket.model_dir()
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    words = [number for piece, number in tokenizer.get_vocab().items() if re.fullmatch("\u0120?[a-z]{2,}", piece)]
+    end = json.loads((directory / "config.json").read_text())["eos_token_id"]
     window = os.environ.get("IMITATION_WINDOW")
-    model = Model(words, min(end_ids(directory)), int(window) if window else None)
-    return model, lambda text: encoder.encode(encoder.render_text(text, add_leading=False)).tolist()
+    model = Model(sorted(words), end, int(window) if window else None)
+    return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -289,7 +288,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-c", type=int, default=8192)
     parser.add_argument("--slot-save-path")
     options, _ = parser.parse_known_args(arguments)
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), handler(Server(options, *model_of(Path(options.m)))))
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), handler(Server(options, *model_of())))
     server.daemon_threads = True
     server.serve_forever()
 

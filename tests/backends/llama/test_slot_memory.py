@@ -81,7 +81,7 @@ class Talk:
     """Agents that talk to an engine: every reply is compared with that which is computed without any memory."""
 
     def __init__(self, gguf: Path, log: Path) -> None:
-        self.model, self._encode = imitation.model_of(gguf)
+        self.model, self._encode = imitation.model_of()
         self._log = log
         self.ids: dict[str, list[int]] = {}
         self.draw = random.Random(5)
@@ -227,12 +227,13 @@ def test_a_purge_while_a_state_is_copied_leaves_nothing_of_it(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied, is_purged = queue.SimpleQueue[tuple[KVArena, Sequence[int]]](), threading.Event()
+    was_purged = queue.SimpleQueue[bool]()
 
     def slowly(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end: int) -> None:
         transfer.take(file, arena, blocks, first, end)
         assert arena.parts[0][list(blocks)].any()
         copied.put((arena, list(blocks)))
-        assert is_purged.wait(60)
+        was_purged.put(is_purged.wait(60))
 
     monkeypatch.setattr(states, "take", slowly)
     with front(gguf, tmp_path / "store") as engine:
@@ -240,6 +241,7 @@ def test_a_purge_while_a_state_is_copied_leaves_nothing_of_it(
         arena, blocks = copied.get(timeout=60)
         engine.agent("a").purge()
         is_purged.set()
+        assert was_purged.get(timeout=60), "the purge waited for the copy"
         end = time.monotonic() + 10
         while arena.parts[0][blocks].any():
             assert time.monotonic() < end, "rows of a purged agent are in free blocks"

@@ -212,8 +212,9 @@ class SlotMemory:
 
     @property
     def is_writing(self) -> bool:
-        """Whether rows are being copied into blocks: windows of blocks that others know, too."""
-        return self.keeping.num_filling > 0
+        """Whether rows are being copied into blocks that others know: the windows of these. Blocks that are new are
+        known to nobody before they are full."""
+        return self.keeping.has_windows and self.keeping.num_filling > 0
 
     def step(self, now: float) -> None:
         """Take what other threads report; begin to read the slots that are due."""
