@@ -26,6 +26,7 @@ from rekindle_backends.llama.gaps import Gaps
 from rekindle_backends.llama.wire import COMPLETION, EventReader, completion_body
 from rekindle_backends.process import OwnServer
 from rekindle_backends.wire import Call, Piece
+from tests.backends.llama.recording import Recording, forms, is_part, record
 from tests.backends.test_memory import asked, text_of
 from tests.backends.test_own_vllm import until
 from tests.server.conftest import Served
@@ -135,3 +136,15 @@ def test_it_is_started_again(front: Served) -> None:
     os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)
     assert until(lambda: front.send("GET", "/health/ready").status == 503)
     assert until(lambda: front.send("POST", "/v1/chat/completions", body).status == 200)
+
+
+def test_it_answers_in_the_form_that_was_recorded(tmp_path: Path) -> None:
+    """Every request is sent as it was, and its answer has every field that one had."""
+    before, now = Recording.read(), record(tmp_path)
+    assert [each.get("status") for each in now.replies.values()] == [
+        each.get("status") for each in before.replies.values()
+    ]
+    for each in before.exchanges:
+        answered = now.find(each.path, each.asked)
+        assert answered is not None and answered.status == each.status
+        assert is_part(forms(each.answer), forms(answered.answer)), each.path

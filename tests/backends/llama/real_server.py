@@ -36,7 +36,8 @@ class LlamaServer:
         command = [found, "-m", str(model), *own, "--cache-ram", "0", *flags]
         self._log = (folder / "log").open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
+        self.url = f"http://127.0.0.1:{port}"
+        self._client = httpx.Client(base_url=self.url, timeout=300)
 
     def __enter__(self) -> LlamaServer:
         end = time.monotonic() + STARTS_WITHIN_S
