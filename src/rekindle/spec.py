@@ -182,8 +182,11 @@ class KVLayout:
     def describe(self) -> str:
         """Formats and bytes in one line, for display."""
         formats = ", ".join(f"{name} on {count} layers" for name, count in self.formats().items())
-        parts = [self._described(part) for part in self.parts]
-        return f"{formats} (K/V); {', '.join(parts)}"
+        return f"{formats} (K/V); {self.describe_bytes()}"
+
+    def describe_bytes(self) -> str:
+        """What a token takes in each part, for display."""
+        return ", ".join(self._described(part) for part in self.parts)
 
     def _described(self, part: PartLayout) -> str:
         match part.kind:

@@ -166,6 +166,11 @@ class Engine:
         return self.components.promise
 
     @property
+    def has_kv(self) -> bool:
+        """Whether KV is kept here; False in front of a server that keeps its own: then only texts are."""
+        return self.components.has_kv
+
+    @property
     def num_warm_agents(self) -> int:
         """Named agents that were found in the store at start."""
         return self.components.num_warm_agents

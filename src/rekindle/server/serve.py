@@ -52,21 +52,22 @@ def banner(engine: Engine, settings: Settings, url: str) -> str:
     source = Source.find(settings.model.model, settings.model.revision)
     about = ABOUT if is_pocket(source.directory) else ""
     if settings.backend.address is None:
-        memory = [
+        computing = [
             f"weights    {_weights(spec.facts)}",
             f"KV         {spec.layout.describe()}",
             *(f"{INDENT}{_readable(note)}" for note in engine.notes),
-            f"hot        {stats.num_blocks * spec.layout.block_tokens:,} tokens in {stats.hot_bytes / 2**20:,.0f} MiB",
-            f"warm       agents found: {engine.num_warm_agents:,}, in {store}",
         ]
     else:
-        memory = [
-            *textwrap.wrap("; ".join(engine.notes), 100, initial_indent="backend    ", subsequent_indent=INDENT),
-            f"texts      agents found: {engine.num_warm_agents:,}, in {store}",
-        ]
+        notes = "; ".join(engine.notes)
+        computing = textwrap.wrap(notes, 100, initial_indent="backend    ", subsequent_indent=INDENT)
+    tokens = f"{stats.num_blocks * spec.layout.block_tokens:,} tokens"
+    hot = [f"hot        {tokens} in {stats.hot_bytes / 2**20:,.0f} MiB"] if engine.has_kv else []
+    kept = "warm " if engine.has_kv else "texts"
+    memory = [*hot, f"{kept}      agents found: {engine.num_warm_agents:,}, in {store}"]
     lines = [
         f"model      {name} ({spec.architecture}){_parameters(spec.facts)}, context {engine.max_context:,} tokens",
         *textwrap.wrap(about, 100, initial_indent=INDENT, subsequent_indent=INDENT),
+        *computing,
         *memory,
         f"ready      {url}/v1   (OpenAI base URL)",
         *_first_request(url, takes_messages=engine.encoder.template.exists),

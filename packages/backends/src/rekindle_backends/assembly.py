@@ -166,7 +166,7 @@ class _OwnSlots:
         except (BackendFailed, SlotFileError, Unsupported) as error:
             logger.warning("this llama-server's slots are not kept, only texts: %s", error)
             return cls(notes=(f"its slots are not kept: {error}",))
-        return cls(own, ram_disk, probed, (f"its slots are kept: {probed.layout.describe()}",))
+        return cls(own, ram_disk, probed, (f"its slots are kept: {probed.layout.describe_bytes()}",))
 
     def memory(self, parts: Builder, backend: Backend, num_slots: int, closing: ExitStack) -> Memory:
         """Return the memory of these slots, or of texts alone."""
