@@ -17,6 +17,8 @@ ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
 MEMORY, KEEPING, SLOTS, STATES, PROBE = (
     f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "slots", "states", "probe")
 )
+JOINED = "rekindle_backends/llama/joined.py"
+OF_JOINED = "tests/backends/llama/test_joined.py"
 OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
 KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
@@ -138,7 +140,7 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "files of states left on the RAM disk",
         STATES,
-        "            self._ram_disk.remove(name)\n\n    async def take",
+        "            self._folder.remove(name)\n\n    async def take",
         "            pass\n\n    async def take",
         f"{OF_MEMORY}::test_no_file_is_left",
     ),
@@ -238,5 +240,26 @@ LLAMA: tuple[Mutant, ...] = (
         "return self.keeping.has_windows and self.keeping.num_filling > 0",
         "return self.keeping.num_filling > 0",
         f"{OF_MEMORY}::test_a_purge_while_a_state_is_copied_leaves_nothing_of_it",
+    ),
+    one(
+        "a llama-server that was started again with other flags",
+        JOINED,
+        "if digest_of(file) == self.rows and",
+        "if self.rows and",
+        f"{OF_JOINED}::test_one_that_comes_back_with_other_flags_gets_none",
+    ),
+    one(
+        "slots that a llama-server had before it was started again",
+        JOINED,
+        "                self.num_starts += 1\n",
+        "",
+        f"{OF_JOINED}::test_one_that_is_started_again_gets_its_memories_back",
+    ),
+    one(
+        "two fronts with one folder of slot files",
+        "rekindle_backends/llama/ram_disk.py",
+        "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        except OSError as error:\n            os.close",
+        "fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)\n        except OSError as error:\n            os.close",
+        f"{OF_JOINED}::test_its_memories_outlast_a_front_that_alone_has_its_folder",
     ),
 )

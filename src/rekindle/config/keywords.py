@@ -54,6 +54,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     backend_model: str | None
     backend_key: str | None
     backend_flags: str | None
+    backend_slots: str | Path | None
     host: str
     port: int
     open: bool

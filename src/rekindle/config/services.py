@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
@@ -40,6 +41,13 @@ class BackendSettings:
         unset="none",
         name="backend_flags",
     )
+    slots: Path | None = setting(
+        None,
+        "folder to which a llama-server at a URL saves its slots, on this machine: what they compute is then kept",
+        detail="See [llama-cpp.md](llama-cpp.md#one-that-runs-already).",
+        unset="texts alone are kept",
+        name="backend_slots",
+    )
     silence_s: float = 600.0  # a request is given up when the backend sends nothing for this long
 
     def __post_init__(self) -> None:
@@ -47,6 +55,10 @@ class BackendSettings:
         need(
             self.flags is None or self.is_own,
             "backend_flags: these are for a server that is started here: backend=vllm or backend=llama.cpp",
+        )
+        need(
+            self.slots is None or (self.address or "").startswith("llama.cpp="),
+            "backend_slots: this is for a llama-server that runs already: backend=llama.cpp=URL",
         )
         if self.address is None or self.is_own:
             return
@@ -65,6 +77,11 @@ class BackendSettings:
     def is_own(self) -> bool:
         """Whether a server is to be started here."""
         return self.address in STARTED
+
+    @property
+    def keeps_slots(self) -> bool:
+        """Whether what a llama-server has computed is kept here."""
+        return self.address == "llama.cpp" or self.slots is not None
 
     @property
     def kind(self) -> BackendKind:

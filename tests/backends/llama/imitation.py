@@ -6,6 +6,8 @@ slot has in common with a prompt, needs one row more than a window to reuse any 
 
     IMITATION_WINDOW    tokens that a window sees, of a model with windows; else it has full attention alone
     IMITATION_TOKEN_S   seconds for each token of a reply
+    IMITATION_FLAGS     a text of which rows depend, as they do of some flags of the original
+    IMITATION_WORD      the word that /props has for the process, otherwise drawn at each start
     IMITATION_LOG       a file to which a line is added for each request: slot, tokens computed, tokens reused
 """
 
@@ -16,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import struct
 import sys
 import threading
@@ -32,12 +35,13 @@ from tokenizers import Tokenizer
 from rekindle import pocket
 
 WIDTH, LAYERS = 32, 2  # bytes of K and of V of a layer
+FLAGS = os.environ.get("IMITATION_FLAGS", "").encode()
 END = 0.04  # how often a reply ends by itself
 
 
 def row(before: bytes, token: int) -> bytes:
     """K of the first layer at a token, of which all of its rows follow; `before`: that at the token before."""
-    return hashlib.blake2b(before + struct.pack("<i", token), digest_size=WIDTH).digest()
+    return hashlib.blake2b(before + struct.pack("<i", token), digest_size=WIDTH, key=FLAGS).digest()
 
 
 def rows_of(first: bytes) -> np.ndarray:
@@ -167,6 +171,7 @@ class Server:
     def __init__(self, options: argparse.Namespace, model: Model, encode: Callable[[str], list[int]]) -> None:
         self.options, self.model, self.encode = options, model, encode
         self.slots = [Slot() for _ in range(options.np)]
+        self.word = os.environ.get("IMITATION_WORD") or f"<__media_{secrets.token_hex(16)}__>"
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """The answer to all but completions."""
@@ -175,7 +180,7 @@ class Server:
         if path == "/props":
             settings = {"n_ctx": self.options.c // self.options.np}
             found = {"total_slots": self.options.np, "model_path": self.options.m, "build_info": "imitation"}
-            return 200, {**found, "default_generation_settings": settings}
+            return 200, {**found, "media_marker": self.word, "default_generation_settings": settings}
         if path == "/v1/models":
             meta = {"n_ctx": self.options.c // self.options.np}
             return 200, {"data": [{"id": Path(self.options.m).name, "object": "model", "meta": meta}]}

@@ -174,10 +174,11 @@ def reply(front: Served, name: str) -> dict[str, Any]:
     return {"choices": choices, "usage": answer.json["usage"], "ids": [each["completion_ids"] for each in reports]}
 
 
-def write_model(folder: Path) -> Path:
-    """The bundled model as a GGUF file."""
+def write_model(folder: Path, **more: int) -> Path:
+    """The bundled model as a GGUF file, with more words in its header."""
     path = folder / "pocket.gguf"
-    write_file(path, *contents(pocket.model_dir(), path.stem, "f16"))
+    metadata, tensors = contents(pocket.model_dir(), path.stem, "f16")
+    write_file(path, {**metadata, **more}, tensors)
     return path
 
 

@@ -31,6 +31,7 @@ from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_lab.bench.engine.gguf_file import write_file
 from rekindle_lab.bench.engine.gguf_model import contents
 from tests.backends.llama import imitation
+from tests.backends.llama.recording import write_model
 
 WINDOW = 96
 FILE = Path(imitation.__file__)
@@ -39,10 +40,7 @@ FILE = Path(imitation.__file__)
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model as a GGUF file, for its tokenizer."""
-    path = tmp_path_factory.mktemp("gguf") / "pocket.gguf"
-    metadata, tensors = contents(pocket.model_dir(), path.stem, "f32")
-    write_file(path, {**metadata, "llama.attention.sliding_window": WINDOW}, tensors)
-    return path
+    return write_model(tmp_path_factory.mktemp("gguf"), **{"llama.attention.sliding_window": WINDOW})
 
 
 @pytest.fixture(autouse=True)

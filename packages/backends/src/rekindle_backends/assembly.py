@@ -11,7 +11,7 @@ import json
 import logging
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -39,11 +39,12 @@ from rekindle_backends.core import Calls, RemoteCore
 from rekindle_backends.llama.calls import LlamaCalls
 from rekindle_backends.llama.command import gguf_of, llama_command
 from rekindle_backends.llama.gaps import Gaps
+from rekindle_backends.llama.joined import JoinedServer, check_joinable
 from rekindle_backends.llama.keeping import STEP_TOKENS
 from rekindle_backends.llama.layout import BLOCK_TOKENS, Unsupported
 from rekindle_backends.llama.memory import SlotMemory
-from rekindle_backends.llama.probe import ProbedSlots, probe
-from rekindle_backends.llama.ram_disk import RamDisk
+from rekindle_backends.llama.probe import ProbedSlots, flags_and_files, probe
+from rekindle_backends.llama.ram_disk import GivenFolder, RamDisk, SlotFolder
 from rekindle_backends.llama.served import LlamaServed
 from rekindle_backends.llama.slot_file import SlotFileError
 from rekindle_backends.llama.states import States
@@ -70,14 +71,14 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     sampling = SamplingDefaults.read(directory, settings.model.sampling)
     digest = tokenizer_digest(directory, DigestCache(None))
     with ExitStack() as opened:
-        ram_disk = _ram_disk(settings, opened)
-        own = _own(settings, source, ram_disk, use_store=use_store)
+        folder = _slot_folder(settings, opened)
+        own = _own(settings, source, folder, use_store=use_store)
         closing = opened.pop_all()
     backend = _backend(settings, own, closing)
     backend.start()
     try:
         found = _found(settings, backend, (source.name, settings.model.model or "", str(directory)), encoder)
-        slots = _OwnSlots.find(settings, source, backend, found.llama, own, ram_disk)
+        slots = _KeptSlots.find(settings, source, backend, found.llama, own, folder)
         started["weights"] = time.time()
         spec = _spec(settings, source.name, described, digest, found.max_context, slots.probed)
         spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
@@ -94,7 +95,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
 
 def _check_settings(settings: Settings) -> None:
     """Raise ConfigError for settings of what computes: here they would do nothing."""
-    keeps_slots = settings.backend.kind == "llama.cpp" and settings.backend.is_own
+    keeps_slots = settings.backend.keeps_slots
     if keeps_slots and settings.cache.block_tokens != BLOCK_TOKENS:
         raise ConfigError(f"block_tokens: slots of llama.cpp are cut into blocks of {BLOCK_TOKENS}: leave it out")
     for name, known in SETTINGS.items():
@@ -137,12 +138,16 @@ def _found(settings: Settings, backend: Backend, names: Sequence[str], encoder: 
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnSlots:
-    """The slots of a llama-server of our own, if their states can be blocks; `notes` say what was found of them."""
+class _KeptSlots:
+    """The slots of a llama-server, if their states can be blocks; `notes` say what was found of them.
 
-    own: OwnServer | None = None
-    ram_disk: RamDisk | None = None
+    `num_starts` of it are counted, and `check` says whether it is still the one that was probed.
+    """
+
+    folder: SlotFolder | None = None
     probed: ProbedSlots | None = None
+    num_starts: Callable[[], int] = lambda: 0
+    check: Callable[[], Awaitable[None]] | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -153,33 +158,45 @@ class _OwnSlots:
         backend: Backend,
         llama: LlamaServed | None,
         own: OwnServer | None,
-        ram_disk: RamDisk | None,
-    ) -> _OwnSlots:
+        folder: SlotFolder | None,
+    ) -> _KeptSlots:
         """Read the state of a few tokens; without one that can be used the server computes, and texts are kept."""
-        if own is None or ram_disk is None or llama is None:
+        if folder is None or llama is None:
             return cls()
         digests = DigestCache(settings.store.directory() / "digests.json" if settings.store.enabled else None)
-        flags = shlex.split(settings.backend.flags or "")
-        file, most = gguf_of(source), llama.max_context
+        file, joined = gguf_of(source), None
         try:
-            probed = probe(backend, ram_disk, file=file, flags=flags, max_context=most, digests=digests)
+            if own is not None:
+                depends_on = flags_and_files(shlex.split(settings.backend.flags or ""), digests)
+            else:
+                joined = JoinedServer(backend, folder)
+                backend.run(joined.probe()).result()
+                depends_on = {"computed": joined.rows}
+            depends_on |= {"file": digests.digest(file)}
+            probed = probe(backend, folder, file=file, max_context=llama.max_context, depends_on=depends_on)
+            if joined is not None:
+                check_joinable(probed)
         except (BackendFailed, SlotFileError, Unsupported) as error:
             logger.warning("this llama-server's slots are not kept, only texts: %s", error)
             return cls(notes=(f"its slots are not kept: {error}",))
-        return cls(own, ram_disk, probed, (f"its slots are kept: {probed.layout.describe_bytes()}",))
+        notes = (f"its slots are kept: {probed.layout.describe_bytes()}",)
+        if joined is not None:
+            joined.watch()
+            return cls(folder, probed, lambda: joined.num_starts, joined.check, notes)
+        return cls(folder, probed, lambda: 0 if own is None else own.num_starts, None, notes)
 
     def memory(self, parts: Builder, backend: Backend, num_slots: int, closing: ExitStack) -> Memory:
         """Return the memory of these slots, or of texts alone."""
-        if self.own is None or self.ram_disk is None or self.probed is None:
+        if self.folder is None or self.probed is None:
             return TextMemory(parts.cache)
-        own, states = self.own, States(backend, self.ram_disk, parts.cache.arena, self.probed.shape)
+        states = States(backend, self.folder, parts.cache.arena, self.probed.shape, check=self.check)
         closing.callback(states.close)
         return SlotMemory(
             backend=backend,
             cache=parts.cache,
             states=states,
             num_slots=num_slots,
-            generation=lambda: own.num_starts,
+            generation=self.num_starts,
             wake=parts.loop.wake,
             clock=time.perf_counter,
         )
@@ -194,13 +211,14 @@ class _OwnSlots:
         return KVArena(spec.layout, hot.num_blocks, windows=hot.windows)
 
 
-def _ram_disk(settings: Settings, closing: ExitStack) -> RamDisk | None:
+def _slot_folder(settings: Settings, closing: ExitStack) -> SlotFolder | None:
     """Return where states of slots pass through; None where none are kept."""
-    if not (settings.backend.kind == "llama.cpp" and settings.backend.is_own and settings.cache.reuse == "on"):
+    if not (settings.backend.keeps_slots and settings.cache.reuse == "on"):
         return None
-    ram_disk = RamDisk()
-    closing.callback(ram_disk.close)
-    return ram_disk
+    given = settings.backend.slots
+    folder = RamDisk() if given is None else GivenFolder(given)
+    closing.callback(folder.close)
+    return folder
 
 
 def _backend(settings: Settings, own: OwnServer | None, closing: ExitStack) -> Backend:
@@ -209,7 +227,7 @@ def _backend(settings: Settings, own: OwnServer | None, closing: ExitStack) -> B
     return Backend(Address(url, key, given.silence_s), own=own, closing=closing)
 
 
-def _own(settings: Settings, source: Source, ram_disk: RamDisk | None, *, use_store: bool) -> OwnServer | None:
+def _own(settings: Settings, source: Source, folder: SlotFolder | None, *, use_store: bool) -> OwnServer | None:
     """Start a server, if that is asked for; None: the backend is another's.
 
     A vLLM gets our connector, with its records next to the texts.
@@ -219,7 +237,7 @@ def _own(settings: Settings, source: Source, ram_disk: RamDisk | None, *, use_st
     flags = shlex.split(settings.backend.flags or "")
     if settings.backend.kind == "llama.cpp":
         # Its own cache of states in memory would only double what is kept here.
-        kept = () if ram_disk is None else ("--slot-save-path", f"{ram_disk.path}/", "--cache-ram", "0")
+        kept = () if folder is None else ("--slot-save-path", f"{folder.path}/", "--cache-ram", "0")
         file, most = gguf_of(source), settings.engine.max_context
         command = llama_command(file, flags=flags, max_context=most, arguments=kept)
     else:
@@ -238,7 +256,7 @@ def _computing(
     encoder: PromptEncoder,
     backend: Backend,
     found: _Found,
-    slots: _OwnSlots,
+    slots: _KeptSlots,
     sampling: SamplingDefaults,
     closing: ExitStack,
 ) -> Computing:

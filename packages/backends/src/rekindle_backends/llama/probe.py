@@ -8,7 +8,7 @@ of this length. Another identity is another store.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from rekindle.model.gguf_header import GgufHeader
 from rekindle.spec import KVLayout
 from rekindle_backends.client import Backend
 from rekindle_backends.llama.layout import layout_of
-from rekindle_backends.llama.ram_disk import RamDisk
+from rekindle_backends.llama.ram_disk import SlotFolder
 from rekindle_backends.llama.slot_file import FileShape, SlotFile
+from rekindle_backends.wire import error_text
 
 NUM_PROBED = 8
 # Flags that place or speed up a computation without changing what its rows mean; each with a value.
@@ -40,38 +41,18 @@ class ProbedSlots:
 
 
 def probe(
-    backend: Backend, ram_disk: RamDisk, *, file: Path, flags: Sequence[str], max_context: int, digests: DigestCache
+    backend: Backend, folder: SlotFolder, *, file: Path, max_context: int, depends_on: Mapping[str, str]
 ) -> ProbedSlots:
-    """Compute a few tokens in slot 0, of `max_context` tokens, read its state, and empty it.
+    """Learn what the slots of `max_context` tokens keep; `depends_on` is what else the rows depend on, by name.
 
     BackendFailed, SlotFileError or Unsupported say why there is no memory: the server still computes.
     """
-    body = {
-        "prompt": list(range(1, 1 + NUM_PROBED)),
-        "n_predict": 1,
-        "id_slot": 0,
-        "cache_prompt": False,
-        "return_tokens": True,
-    }
-    _asked(backend, "/completion", body)
-    name = ram_disk.new_name(0)
-    try:
-        _asked(backend, "/slots/0?action=save", {"filename": name})
-        shape = SlotFile.open(ram_disk.path / name).shape
-    finally:
-        ram_disk.remove(name)
-    _asked(backend, "/slots/0?action=erase", {})
+    shape = backend.run(probed_file(backend, folder)).result().shape
     header = GgufHeader.read(file)
     architecture = header.values.get("general.architecture")
     window = header.values.get(f"{architecture}.attention.sliding_window")
     layout = layout_of(shape, window if isinstance(window, int) and window > 0 else None)
-    identity = {
-        "engine": "llama.cpp",
-        "rows": shape.identity.decode(),
-        "file": digests.digest(file),
-        "flags": " ".join(changing(flags)),
-        "files": " ".join(digests.digest(each) for each in files_of(changing(flags))),
-    }
+    identity = {"engine": "llama.cpp", "rows": shape.identity.decode(), **depends_on}
     # LongRoPE: llama.cpp takes other factors for all positions of a longer context (llama-model.cpp, get_rope_factors).
     usual = header.values.get(f"{architecture}.rope.scaling.original_context_length")
     if isinstance(usual, int) and max_context > usual:
@@ -79,10 +60,38 @@ def probe(
     return ProbedSlots(shape, layout, identity)
 
 
-def _asked(backend: Backend, path: str, body: dict[str, object]) -> None:
-    status, answer = backend.ask("POST", path, body)
+async def probed_file(backend: Backend, folder: SlotFolder) -> SlotFile:
+    """Compute a few tokens in slot 0, read its state, and empty it; BackendFailed or SlotFileError if that fails."""
+    body = {
+        "prompt": list(range(1, 1 + NUM_PROBED)),
+        "n_predict": 1,
+        "id_slot": 0,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+    await _asked(backend, "/completion", body)
+    name = folder.new_name(0)
+    try:
+        await _asked(backend, "/slots/0?action=save", {"filename": name})
+        try:
+            return SlotFile.open(folder.path / name)
+        except OSError as error:
+            raise BackendFailed(f"it saved no file in {folder.path} that can be read here: {error.strerror}") from error
+    finally:
+        folder.remove(name)
+        await _asked(backend, "/slots/0?action=erase", {})
+
+
+async def _asked(backend: Backend, path: str, body: dict[str, object]) -> None:
+    status, answer = await backend.fetch("POST", path, body)
     if status != 200:
-        raise BackendFailed(f"it answers {path.partition('?')[0]} with status {status}: {str(answer)[:200]}")
+        raise BackendFailed(f"it answers {path.partition('?')[0]} with status {status}: {error_text(answer)}")
+
+
+def flags_and_files(flags: Sequence[str], digests: DigestCache) -> dict[str, str]:
+    """What the rows of a server with these flags depend on, by name."""
+    changed = changing(flags)
+    return {"flags": " ".join(changed), "files": " ".join(digests.digest(each) for each in files_of(changed))}
 
 
 def changing(flags: Sequence[str]) -> list[str]:

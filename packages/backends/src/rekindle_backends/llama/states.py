@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import numpy as np
 from rekindle.errors import BackendFailed
 from rekindle.kv.arena import KVArena
 from rekindle_backends.client import Backend
-from rekindle_backends.llama.ram_disk import RamDisk
+from rekindle_backends.llama.ram_disk import SlotFolder
 from rekindle_backends.llama.slot_file import FileShape, SlotFile
 from rekindle_backends.llama.transfer import put, take
 
@@ -27,12 +27,24 @@ STATE_S = 600.0  # a slot that computes lets a save wait for the end of its repl
 
 
 class States:
-    """Reads and writes the states of one server's slots, whose files have this `shape`; blocks lie in `arena`."""
+    """Reads and writes the states of one server's slots, whose files have this `shape`; blocks lie in `arena`.
 
-    def __init__(self, backend: Backend, ram_disk: RamDisk, arena: KVArena, shape: FileShape) -> None:
+    `check` is called after each, and raises BackendFailed if that server may not be the one that was probed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        folder: SlotFolder,
+        arena: KVArena,
+        shape: FileShape,
+        *,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.shape = shape
         self._backend = backend
-        self._ram_disk = ram_disk
+        self._folder = folder
+        self._check = check
         self._arena = arena
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="slot-files")
 
@@ -41,9 +53,9 @@ class States:
         name = self._new_name(num_tokens)
         try:
             await self._act(slot, "save", name)
-            return await self._on_thread(lambda: SlotFile.open(self._ram_disk.path / name, shape=self.shape))
+            return await self._on_thread(lambda: SlotFile.open(self._folder.path / name, shape=self.shape))
         finally:
-            self._ram_disk.remove(name)
+            self._folder.remove(name)
 
     async def take(self, file: SlotFile, blocks: Sequence[int], first: int, end: int) -> None:
         """Copy tokens [first, end) of a file into blocks, which nobody else reads or writes meanwhile."""
@@ -58,7 +70,7 @@ class States:
         """
         try:
             name = self._new_name(num_tokens)
-            path, tokens = self._ram_disk.path / name, ids[:num_tokens].astype(np.int32)
+            path, tokens = self._folder.path / name, ids[:num_tokens].astype(np.int32)
             work = self._threads.submit(put, self._arena, blocks, num_tokens, tokens, self.shape, path, slot)
         except BaseException:
             read()
@@ -68,7 +80,7 @@ class States:
         def ended(done: Future[int]) -> None:
             read()
             if is_given_up.is_set():
-                self._ram_disk.remove(name)
+                self._folder.remove(name)
 
         work.add_done_callback(ended)
         try:
@@ -76,7 +88,7 @@ class States:
             answer = await self._act(slot, "restore", name)
         finally:
             is_given_up.set()
-            self._ram_disk.remove(name)
+            self._folder.remove(name)
         if answer.get("n_restored") != num_tokens:
             raise BackendFailed(f"llama-server restored {answer.get('n_restored')} of {num_tokens} tokens")
 
@@ -86,7 +98,7 @@ class States:
 
     def _new_name(self, num_tokens: int) -> str:
         """A name for a state of so many tokens, or a few more."""
-        return self._ram_disk.new_name(int(self._arena.layout.token_bytes * (num_tokens + 256)))
+        return self._folder.new_name(int(self._arena.layout.token_bytes * (num_tokens + 256)))
 
     async def _act(self, slot: int, action: str, name: str | None) -> dict[str, Any]:
         body = {} if name is None else {"filename": name}
@@ -96,6 +108,8 @@ class States:
             raise BackendFailed(
                 f"llama-server answers {action} of slot {slot} with status {status}: {str(answer)[:200]}"
             )
+        if self._check is not None and name is not None:
+            await self._check()
         return answer
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

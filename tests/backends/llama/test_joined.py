@@ -1,0 +1,153 @@
+"""A llama-server that runs already and whose folder of slot files is given: what its slots compute is kept, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from rekindle import Engine
+from rekindle.errors import ConfigError
+from rekindle_backends.llama import joined
+from rekindle_backends.process import free_url, place_of
+from tests.backends.llama import imitation
+from tests.backends.llama.recording import write_model
+from tests.backends.llama.test_slot_memory import WINDOW, Talk
+
+ANSWERS_WITHIN_S = 60.0
+LOOK_EVERY_S = 0.1
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("gguf"), **{"llama.attention.sliding_window": WINDOW})
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "LOOK_EVERY_S", LOOK_EVERY_S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "slots"
+    place.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture
+def url() -> str:
+    return free_url()
+
+
+@contextmanager
+def running(gguf: Path, url: str, folder: Path, **variables: str) -> Iterator[None]:
+    """The imitation at a URL, with two slots."""
+    flags = ["-m", str(gguf), *place_of(url), "-np", "2", "-c", "4096", "--slot-save-path", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    with subprocess.Popen([sys.executable, "-m", imitation.__name__, *flags], env=environment) as process:
+        end = time.monotonic() + ANSWERS_WITHIN_S
+        while True:
+            try:
+                httpx.get(f"{url}/health")
+                break
+            except httpx.TransportError:
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.05)
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def front(gguf: Path, url: str, folder: Path, store: Path | str) -> Engine:
+    """A front of the llama-server there, to be started."""
+    return Engine(
+        model=str(gguf),
+        backend=f"llama.cpp={url}",
+        backend_slots=str(folder),
+        store=str(store),
+        hot_bytes=16 << 20,
+    )
+
+
+def test_its_memories_outlast_a_front_that_alone_has_its_folder(
+    gguf: Path, url: str, folder: Path, tmp_path: Path
+) -> None:
+    log, left = tmp_path / "log", folder / "rekindle-slots-7.bin"
+    left.write_bytes(b"a conversation")
+    talk = Talk(gguf, log)
+    with running(gguf, url, folder, IMITATION_LOG=str(log)):
+        with front(gguf, url, folder, tmp_path / "store") as engine:
+            assert not left.exists() and "its slots are kept" in " ".join(engine.notes)
+            for agent in "abcabc":
+                talk.turn(engine, agent, 100)
+            with (
+                pytest.raises(ConfigError, match=r"another server uses .*slots: a llama-server has one front"),
+                front(gguf, url, folder, "off"),
+            ):
+                raise AssertionError("two fronts have one folder")
+        assert [each.name for each in folder.iterdir()] == ["rekindle-slots-lock"]
+        with front(gguf, url, folder, tmp_path / "store") as engine:
+            assert all(talk.turn(engine, agent, 20) <= 20 + 64 for agent in "abc")
+
+
+def test_one_that_is_started_again_gets_its_memories_back(gguf: Path, url: str, folder: Path, tmp_path: Path) -> None:
+    log, talk = tmp_path / "log", Talk(gguf, tmp_path / "log")
+    with running(gguf, url, folder, IMITATION_LOG=str(log)):
+        engine = front(gguf, url, folder, tmp_path / "store")
+        engine.start()
+        talk.turn(engine, "a", 200)
+        engine.flush()
+    with engine, running(gguf, url, folder, IMITATION_LOG=str(log)):
+        time.sleep(20 * LOOK_EVERY_S)
+        assert talk.turn(engine, "a", 20) <= 20 + 64
+
+
+def test_one_that_comes_back_with_other_flags_gets_none(
+    gguf: Path, url: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = np.array(Talk(gguf, tmp_path / "log").more(200), np.uint32)
+    with running(gguf, url, folder):
+        engine = front(gguf, url, folder, "off")
+        engine.start()
+        engine.agent("a").generate(prompt, max_tokens=4)
+        engine.flush()
+    with engine:
+        with running(gguf, url, folder, IMITATION_FLAGS="--rope-freq-base 20000"):
+            time.sleep(20 * LOOK_EVERY_S)
+            for agent in "bc":  # in both slots: what is reused was computed with these flags
+                report = engine.agent(agent).generate(prompt[:150], max_tokens=4).report
+                assert report.hot_tokens + report.warm_tokens in (0, 149)
+        assert "computes other rows now" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"IMITATION_WORD": "<__media__>"}, "does not say which of its processes answers"),
+        ({"IMITATION_WINDOW": str(WINDOW)}, "windows: start it here"),
+    ],
+)
+def test_why_nothing_is_kept(gguf: Path, url: str, folder: Path, variables: dict[str, str], says: str) -> None:
+    with running(gguf, url, folder, **variables), front(gguf, url, folder, "off") as engine:
+        assert says in " ".join(engine.notes)
+        assert engine.agent("a").generate(np.array([300] * 20, np.uint32), max_tokens=2).token_ids
+
+
+def test_a_folder_that_is_not_the_servers(gguf: Path, url: str, folder: Path, tmp_path: Path) -> None:
+    with running(gguf, url, folder):
+        with front(gguf, url, tmp_path, "off") as engine:
+            assert "saved no file" in " ".join(engine.notes)
+        with pytest.raises(ConfigError, match=r"missing cannot be used: No such file"):
+            front(gguf, url, tmp_path / "missing", "off").start()
+    with pytest.raises(ConfigError, match="backend_slots: this is for a llama-server that runs already"):
+        Engine(model=str(gguf), backend="llama.cpp", backend_slots=str(folder))
