@@ -29,6 +29,7 @@ class Foreign:
     max_model_len: int | None = 2048
     num_bytes: int = 1 << 20
     tokens: list[int] | None = None
+    takes_ids: bool = True
     returns_ids: bool = True
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +82,9 @@ def foreign(**more: Any) -> Iterator[Foreign]:
 
         def do_GET(self) -> None:
             if self.path == "/props":
-                self._send(200 if state.props else 404, {}, json.dumps(state.props or {}).encode())
+                self._send(
+                    200 if state.props else 404, {}, json.dumps(state.props).encode() if state.props else b"Not Found"
+                )
                 return
             entry: dict[str, Any] = {"id": state.model, "object": "model"}
             if state.props is not None:
@@ -102,6 +105,8 @@ def foreign(**more: Any) -> Iterator[Foreign]:
                 else:
                     tokens = state.tokens if state.props is None or "content" in body else []
                     self._send(200, {}, json.dumps({"tokens": tokens}).encode())
+            elif not state.takes_ids and not isinstance(body["prompt"], str):
+                self._send(404, {}, b'{"error": "text input must be of type `str`"}')  # mlx_lm.server 0.32
             elif not body.get("stream"):
                 said = json.dumps(self._first(body["prompt"])) if state.first is None else state.first
                 self._send(200, {}, said.encode())

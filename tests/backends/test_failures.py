@@ -190,6 +190,10 @@ def test_no_server_at_the_start(scripted_model: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "says"),
     [
+        (
+            {"takes_ids": False},
+            r"\(status 404\): text input must be of type `str`\. For servers that take text alone.* GGUF",
+        ),
         ({"returns_ids": False}, "returns no token ids"),
         ({"tokens": [1, 2, 3]}, "another tokenizer"),
         ({"models": "[" * 100_000}, "lists no models"),

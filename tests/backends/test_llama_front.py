@@ -206,7 +206,7 @@ def test_errors(scripted_model: Path, status: int, body: bytes, expected: int, s
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"props": None}, "does not answer as a llama-server does"),
+        ({"props": None}, r"does not answer as a llama-server does \(status 404\): no reason given"),
         ({"props": {"total_slots": 1}}, "does not answer as a llama-server does"),
         ({"tokens": [1, 2, 3]}, "another tokenizer"),
         ({"returns_ids": False}, "returns no token ids"),

@@ -10,12 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
+
 from rekindle.errors import BackendFailed, ConfigError
 from rekindle_backends.client import Backend
 from rekindle_backends.wire import COMPLETIONS, MODELS, TOKENIZE, error_text
 
 # Words, digits, blanks, signs of several scripts: tokenizers that differ are unlikely to agree on all of it.
 PROBE = 'The quick  brown fox, 1234567 years\tago:\n\n  naïve café, Straße — 数字 и текст 🙂 \'ll <end> {"a": [0.5]}'
+TEXT_ALONE = (
+    "For servers that take text alone, such as mlx_lm.server, Ollama and LM Studio, nothing can be remembered: let "
+    "llama.cpp compute a GGUF file of the model, with backend llama.cpp"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,10 @@ class Served:
         status, body = ask(backend, "GET", MODELS)
         entries = _entries(body)
         if status != 200 or not entries:
-            raise ConfigError(f"backend: {backend.url}{MODELS} lists no models (status {status}): is the URL right?")
+            raise ConfigError(
+                f"backend: {backend.url}{MODELS} lists no models (status {status}): is the URL right, and is a model "
+                "loaded there?"
+            )
         listed = ", ".join(str(entry["id"]) for entry in entries)
         if wanted is not None:
             chosen = [entry for entry in entries if entry["id"] == wanted]
@@ -85,7 +94,8 @@ def check_tokens(backend: Backend, served: Served, encode: Callable[[str], Seque
     body = {"model": served.name, "prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
     status, answer = ask(backend, "POST", COMPLETIONS, body)
     if status != 200:
-        raise ConfigError(f"backend: it does not take prompts as token ids (status {status}): {error_text(answer)}")
+        why = f"backend: it does not take prompts as token ids (status {status}): {error_text(answer)}"
+        raise ConfigError(why if status >= httpx.codes.INTERNAL_SERVER_ERROR else f"{why.rstrip('.')}. {TEXT_ALONE}")
     match answer:
         case {"choices": [{"token_ids": list()} as choice, *_]}:
             pass

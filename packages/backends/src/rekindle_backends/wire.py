@@ -149,7 +149,9 @@ def parsed(data: bytes) -> Any:
 
 
 def error_text(body: Any) -> str:
-    """Return the message of an error body, or what there is of it, shortened."""
+    """Return the message of an error body, or what there is of it, shortened. None: a body that is no JSON."""
+    if body is None:
+        return "no reason given"
     found = body.get("error", body) if isinstance(body, dict) else body
     message = found.get("message", found) if isinstance(found, dict) else found
     return str(message)[:500]
