@@ -1,4 +1,4 @@
-"""Defects in Ollama's dialect: what its clients send, and what they make of answers."""
+"""Defects in Ollama's dialect (what its clients send, what they make of answers), and in finding its models' files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ CHAT = "tests/server/test_ollama.py"
 BODIES = "tests/server/test_ollama_bodies.py"
 LINES = "tests/server/test_ollama_lines.py"
 MODELS = "tests/server/test_ollama_catalogue.py"
+FILES = "tests/model/test_ollama_models.py"
 
 OLLAMA = (
     one(
@@ -65,5 +66,26 @@ OLLAMA = (
         'return "ollama" if is_ollama(path) else "openai"',
         'return "openai"',
         f"{MODELS}::test_what_cannot_be_shown_is_an_error_in_ollamas_shape",
+    ),
+    one(
+        "an adapter of Ollama's left out in silence",
+        "model/ollama.py",
+        'if "adapter" in layers',
+        'if "adapters" in layers',
+        f"{FILES}::test_models_that_are_more_or_less_than_a_file",
+    ),
+    one(
+        "names of Ollama's that lead out of its folder",
+        "model/ollama.py",
+        'PART = re.compile(r"\\w[\\w.-]*")',
+        'PART = re.compile(r"[\\w.-]+")',
+        f"{FILES}::test_what_is_no_name",
+    ),
+    one(
+        "a file of Ollama's only under a name that ends in gguf",
+        "model/checkpoint.py",
+        " or gguf.begins_as_gguf(path)",
+        "",
+        f"{FILES}::test_a_model_is_served_from_ollamas_file",
     ),
 )

@@ -31,7 +31,8 @@ class ModelSettings:
     model: str | None = setting(
         None,
         "directory, hub name or smollm2",
-        detail="`smollm2` is SmolLM2-135M-Instruct. The bare argument of a command is the same. No remote code is run.",
+        detail="`smollm2` is SmolLM2-135M-Instruct, `ollama:NAME` the GGUF file of a model that Ollama has. The bare "
+        "argument of a command is the same. No remote code is run.",
         unset="bundled",
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")

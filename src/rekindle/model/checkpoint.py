@@ -17,6 +17,7 @@ from rekindle import pocket
 from rekindle.errors import ModelRefused
 from rekindle.model import gguf
 from rekindle.model.gguf_header import GgufHeader
+from rekindle.model.ollama import PREFIX, ollama_file
 from rekindle.model.short_names import all_short_names, on_the_hub, short_name
 
 SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
@@ -46,7 +47,7 @@ class Source:
         """Resolve None to the bundled model, else an existing directory or GGUF file, else a short or a hub name.
 
         A short name is the file of its package where that is installed and no revision is asked for. A hub name is
-        `owner/name`, or `owner/name:LABEL` for a GGUF file in that repository.
+        `owner/name`, or `owner/name:LABEL` for a GGUF file in that repository. `ollama:NAME` is a file of Ollama's.
         """
         if model is None or model == pocket.NAME:
             return cls(pocket.NAME, pocket.model_dir())
@@ -54,8 +55,11 @@ class Source:
         if path.is_dir():
             file = None if (path / gguf.CONFIG).is_file() else gguf.gguf_in(path.absolute())
             return cls(path.absolute().name, path.absolute() if file is None else None, file=file)
-        if path.is_file() and gguf.is_gguf(path):
+        if path.is_file() and (gguf.is_gguf(path) or gguf.begins_as_gguf(path)):
             return cls(path.stem, None, file=path.absolute())
+        if model.startswith(PREFIX):
+            name = model.removeprefix(PREFIX)
+            return cls(name, None, file=ollama_file(name))
         short = short_name(model)
         if short is not None:
             file = short.installed() if revision is None else None

@@ -23,7 +23,7 @@ from typing import Any
 from rekindle.errors import ModelRefused
 from rekindle.model.fingerprint import write_json
 from rekindle.model.gguf_config import config_files
-from rekindle.model.gguf_header import GgufHeader
+from rekindle.model.gguf_header import MAGIC, GgufHeader
 from rekindle.model.gguf_tokenizer import tokenizer_files
 
 CONVERTER = 2  # increase it whenever another config or tokenizer is made of the same header
@@ -42,6 +42,12 @@ MISSING = "GGUF files are read with the package gguf, which is missing: pip inst
 def is_gguf(file: Path) -> bool:
     """Whether a file is named as one."""
     return file.suffix.lower() == SUFFIX
+
+
+def begins_as_gguf(file: Path) -> bool:
+    """Whether a file begins as one: of Ollama's, the name is a digest. OSError if it cannot be read."""
+    with file.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
 
 
 def gguf_in(directory: Path) -> Path | None:
