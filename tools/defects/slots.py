@@ -104,4 +104,11 @@ SLOTS: tuple[Mutant, ...] = (
         WINDOW,
     ),
     one("a row of another text where nobody looks", TRANSFER, "found[0] = 0", "found[:0] = 0", WINDOW),
+    one(
+        "a long state read while another slot computes",
+        "rekindle_backends/llama/keeping.py",
+        "if read_s > SHORT_S and any(",
+        "if read_s > SHORT_S and all(",
+        "tests/backends/llama/test_slot_memory.py::test_a_long_state_is_read_when_nothing_computes_or_is_due",
+    ),
 )

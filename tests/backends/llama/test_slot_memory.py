@@ -283,6 +283,32 @@ def test_a_turn_is_kept_before_another_agent_continues_it(
         assert talk.turn(engine, "a") <= 20 + 64
 
 
+@pytest.mark.parametrize("most_unkept_s", [60.0, 0.5])
+def test_a_long_state_is_read_when_nothing_computes_or_is_due(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_unkept_s: float
+) -> None:
+    """The other reply takes at least two seconds."""
+    save, saved = states.States.save, queue.SimpleQueue[float]()
+
+    async def noted(self: states.States, slot: int, num_tokens: int) -> SlotFile:
+        saved.put(time.monotonic())
+        return await save(self, slot, num_tokens)
+
+    monkeypatch.setattr(states.States, "save", noted)
+    monkeypatch.setattr(keeping, "REST_S", 0.3)
+    monkeypatch.setattr(keeping, "SHORT_S", -1.0)
+    monkeypatch.setattr(keeping, "MOST_UNKEPT_S", most_unkept_s)
+    monkeypatch.setenv("IMITATION_TOKEN_S", "0.1")
+    talk = Talk(gguf, tmp_path / "log")
+    while len(imitation.reply(talk.model, other := talk.more(100), 20)) < 20:
+        pass
+    with front(gguf, tmp_path / "store") as engine:
+        talk.turn(engine, "a", 100, most=1)
+        began = time.monotonic()
+        engine.agent("b").generate(np.array(other, np.uint32), max_tokens=20, temperature=0)
+        assert (saved.get(timeout=60) - began >= 2.0) == (most_unkept_s > 2.0)
+
+
 def test_restoring_goes_on_once_there_is_room_again(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

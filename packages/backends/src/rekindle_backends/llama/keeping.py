@@ -29,7 +29,8 @@ from rekindle_backends.llama.states import States
 
 logger = logging.getLogger(__name__)
 REST_S = 0.05  # shortest rest of a slot before it is read
-MOST_UNKEPT_S = 60.0  # then it is read when it is next free, however short its rests are
+MOST_UNKEPT_S = 60.0  # then it is read when it is next free, however short its rests are, whatever computes
+SHORT_S = 0.05  # llama-server computes nothing while it writes a state: so long, others may wait at any time
 STEP_TOKENS = 512  # of a state, for which blocks get their parts of windows at once
 
 
@@ -73,11 +74,16 @@ class Keeping:
         return max(0.0, min(due)) if due else None
 
     def _due_at(self, slot: Slot, unkept: Unkept) -> float:
-        """When a free slot is read: an agent that comes back sooner than that pays for no reading."""
+        """When a free slot is read: an agent that comes back sooner than that pays for no reading.
+
+        A state that takes long to read waits until no other slot computes.
+        """
         if unkept.urgent:
             return 0.0
-        rest_s = max(REST_S, self._seconds_per_token * len(unkept.ids))
-        return min(slot.used + rest_s, unkept.since + MOST_UNKEPT_S)
+        read_s = self._seconds_per_token * len(unkept.ids)
+        if read_s > SHORT_S and any(each.is_busy and not each.is_read for each in self._slots):
+            return unkept.since + MOST_UNKEPT_S
+        return min(slot.used + max(REST_S, read_s), unkept.since + MOST_UNKEPT_S)
 
     def keep(self, slot: Slot) -> None:
         """Begin to read the state of a free slot."""
