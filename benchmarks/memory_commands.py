@@ -30,6 +30,17 @@ def bench_llama_slots(
     return run_slots_bench(bench, console())
 
 
+def bench_llama_states(
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
+    length: Annotated[list[int] | None, typer.Option(help="tokens of a state; may be repeated [1024 4096]")] = None,
+    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
+) -> int:
+    """What reading and restoring the state of a slot costs as it grows, and how long other slots stand still for it."""
+    from benchmarks.llama_states import StatesBench, run_states_bench
+
+    return run_states_bench(StatesBench(model, tuple(length or (1024, 4096)), flags), console())
+
+
 @with_settings(unused=BENCH_UNUSED | {"save_unnamed"})
 def bench_wear(
     settings: Settings,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from benchmarks.llama_states import StatesBench, run_states_bench
 from rekindle_backends.llama.slot_file import Kind, SlotFile
 from rekindle_backends.llama.transfer import put, resumable, take
 from tests.backends.llama.real_server import LlamaServer
@@ -132,3 +134,13 @@ def test_llama_server_reuses_nothing_of_a_window_as_it_saved_it(gemma: LlamaServ
         tokens = SlotFile.open(path).tokens
         gemma.restore(2, path)
         assert gemma.complete([*tokens, 5, 6, 7], 1, slot=2)[1] == 0
+
+
+def test_what_states_cost_is_measured(tmp_path: Path) -> None:
+    """`python -m benchmarks llama-states`: the same program, briefly."""
+    shown = (tmp_path / "shown").open("w")
+    bench = StatesBench(REAL_MODELS["smollm2"].path(), (100, 200), new=36, repeats=1)
+    assert run_states_bench(bench, Console(file=shown, width=300)) == 0
+    shown.close()
+    rows = (tmp_path / "shown").read_text().splitlines()
+    assert [row.split()[1] for row in rows if " MB " in row] == ["100", "200"]
