@@ -22,7 +22,6 @@ from rich.table import Table
 
 from rekindle.errors import ConfigError
 from rekindle.kv.arena import KVArena
-from rekindle.model.fingerprint import DigestCache
 from rekindle_backends.client import Address, Backend
 from rekindle_backends.llama.command import llama_command
 from rekindle_backends.llama.layout import BLOCK_TOKENS
@@ -124,7 +123,7 @@ def rig(bench: StatesBench) -> Iterator[Rig]:
         backend = Backend(Address(own.command.url, own.command.key, ANSWER_S), own=own)
         backend.start()
         opened.callback(backend.stop)
-        probed = probe(backend, ram_disk, file=bench.model, flags=flags, max_context=context, digests=DigestCache(None))
+        probed = probe(backend, ram_disk, file=bench.model, max_context=context, depends_on={})
         if probed.layout.ending:
             raise ConfigError("models with windows are not measured here: name one with full attention alone")
         arena = KVArena(probed.layout, 1 + -(-context // BLOCK_TOKENS))

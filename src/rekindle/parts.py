@@ -9,6 +9,7 @@ no slots (`cache/blocks/windows` does), and not which positions become resume po
     position            ............................p           the next token
     a window            [      ][      ][ needed ][ needed ]     of the blocks in its window before p
     a state             [      ][      ][      ][ needed ]       of the block before p: the state after its last token
+    a turn's state      [      ][      ][      ][ kept|p         of the block that p is in: the state after p tokens
     kept for a point    [      ][ kept ][ kept   ][ kept   ]     one block more than needed; of states one block
 """
 
@@ -129,9 +130,39 @@ class StatePart:
         return STATES_AHEAD
 
 
+@dataclass(frozen=True, slots=True)
+class TurnStatePart(StatePart):
+    """States of recurrent layers as an engine leaves them at the end of a turn, which may be inside a block.
+
+    A block has one at most, and its bytes say after how many tokens it is: an engine looks for it by itself.
+    """
+
+    name: ClassVar[str] = "turn-state"
+    can_resume_inside_blocks: ClassVar[bool] = True
+
+    def first_needed(self, position: int, block_tokens: int) -> int:
+        """None: the next token is computed where its state is already."""
+        return -(-position // block_tokens)
+
+    def first_held(self, position: int, block_tokens: int) -> int:
+        """The block of the token before `position`, if it has the part."""
+        return max(0, position - 1) // block_tokens
+
+    def kept_blocks(self, position: int, block_tokens: int) -> range:
+        """The block of the token before `position`."""
+        return range(self.first_held(position, block_tokens), -(-position // block_tokens))
+
+    def written_blocks(
+        self, first: int, end: int, block_tokens: int, resume_points: Collection[int]
+    ) -> Collection[int]:
+        """Which of the blocks [first, end) need the part: those of resume points."""
+        kept = {block for at in resume_points for block in self.kept_blocks(at, block_tokens)}
+        return sorted(block for block in kept if first <= block < end)
+
+
 EndingPart = WindowPart | StatePart
 Part = FullPart | EndingPart
-FULL, STATE = FullPart(), StatePart()
+FULL, STATE, TURN_STATE = FullPart(), StatePart(), TurnStatePart()
 
 
 def attention_part(window: int | None) -> FullPart | WindowPart:

@@ -149,6 +149,7 @@ class KVLayout:
     block_tokens: int
     layers: tuple[LayerSpec, ...]
     states: tuple[StateSpec, ...] = ()
+    state_kind: StatePart = STATE
 
     def __post_init__(self) -> None:
         if not 16 <= self.block_tokens <= 256 or self.block_tokens & (self.block_tokens - 1):
@@ -173,7 +174,7 @@ class KVLayout:
     @property
     def state_part(self) -> PartLayout | None:
         """The part of recurrent layers' states, if there are any."""
-        return next((part for part in self.parts if part.kind == STATE), None)
+        return next((part for part in self.parts if isinstance(part.kind, StatePart)), None)
 
     def kept_bytes(self, num_tokens: int) -> int:
         """Bytes of a conversation of `num_tokens` tokens with one resume point, its end."""
@@ -215,7 +216,7 @@ class KVLayout:
                 own.append(Section(offset, num_bytes, tensor.shape, str(tensor.dtype)))
                 offset += -(-num_bytes // SECTION_ALIGN) * SECTION_ALIGN
             sections.append(tuple(own))
-        return PartLayout(index, STATE, (), (), offset, self.states, tuple(sections))
+        return PartLayout(index, self.state_kind, (), (), offset, self.states, tuple(sections))
 
     def _sections(
         self, kind: Literal["k", "v"], heads: int, dim: int, fmt: Format, offset: int
@@ -241,7 +242,7 @@ class KVLayout:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block over all parts but that of states."""
-        return sum(part.payload_bytes for part in self.parts if part.kind != STATE)
+        return sum(part.payload_bytes for part in self.parts if not isinstance(part.kind, StatePart))
 
     @property
     def token_bytes(self) -> float:

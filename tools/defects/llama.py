@@ -14,14 +14,15 @@ SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
 LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
 ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
 
-MEMORY, KEEPING, SLOTS, STATES, PROBE = (
-    f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "slots", "states", "probe")
+MEMORY, KEEPING, POINTS, SLOTS, STATES, PROBE = (
+    f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "points", "slots", "states", "probe")
 )
 JOINED = "rekindle_backends/llama/joined.py"
 OF_JOINED = "tests/backends/llama/test_joined.py"
 OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
 KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
+AT_ENDS = f"{OF_MEMORY}::test_states_are_kept_at_ends_of_turns"
 
 LLAMA: tuple[Mutant, ...] = (
     one(
@@ -76,7 +77,7 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "windows of known blocks that stay empty",
         KEEPING,
-        "and not (first and self.has_windows)",
+        "and not (first and self._has_windows)",
         "",
         f"{OF_MEMORY}::test_windows_of_whole_blocks_are_filled_again",
     ),
@@ -144,6 +145,22 @@ LLAMA: tuple[Mutant, ...] = (
         "            pass\n\n    async def take",
         f"{OF_MEMORY}::test_no_file_is_left",
     ),
+    one(
+        "a state after more tokens than the prompt shares",
+        MEMORY,
+        "num_tokens = resumable(self._cache.arena, blocks, point.num_tokens)",
+        "num_tokens = max(self._points.snapshots.ends(blocks))",
+        AT_ENDS,
+    ),
+    one("an earlier turn's state lost with its tail", KEEPING, "if tail is None:", "if tail:", AT_ENDS),
+    one(
+        "states of earlier turns left to be freed on disk",
+        MEMORY,
+        "sequence.resume_points = {each.num_tokens for each in found}",
+        "sequence.resume_points = set()",
+        AT_ENDS,
+    ),
+    one("tails that are not looked for", POINTS, "range(min(shared, self._size - 1), 0, -1)}", "()}", AT_ENDS),
     one(
         "ids in a gap that would have been sent",
         GAPS,
@@ -237,7 +254,7 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "a purge that waits for another state's blocks",
         MEMORY,
-        "return self.keeping.has_windows and self.keeping.num_filling > 0",
+        "return self.keeping.keeps_tails and self.keeping.num_filling > 0",
         "return self.keeping.num_filling > 0",
         f"{OF_MEMORY}::test_a_purge_while_a_state_is_copied_leaves_nothing_of_it",
     ),

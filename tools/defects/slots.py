@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from tools.defects.mutant import Mutant, one
 
-FILE, LAYOUT, TRANSFER = (f"rekindle_backends/llama/{name}.py" for name in ("slot_file", "layout", "transfer"))
+FILE, LAYOUT, SECTIONS, SHAPES, SNAPSHOTS, TRANSFER = (
+    f"rekindle_backends/llama/{name}.py"
+    for name in ("slot_file", "layout", "sections", "shapes", "snapshots", "transfer")
+)
 OF_FILE, OF_TRANSFER = (f"tests/backends/llama/test_{name}.py" for name in ("slot_file", "transfer"))
 ROUND_TRIP = f"{OF_FILE}::test_every_row_is_found_and_the_file_written_again_is_the_same"
 NO_DAMAGE = f"{OF_FILE}::test_no_damage_leads_out_of_the_file"
 IDENTITY = f"{OF_FILE}::test_an_identity_covers_all_but_the_slots"
 RESUMABLE = f"{OF_TRANSFER}::test_what_can_be_resumed_is_what_has_its_rows"
 WINDOW = f"{OF_TRANSFER}::test_a_window_has_its_rows_and_one_that_no_token_sees"
+STATE = f"{OF_TRANSFER}::test_a_state_goes_on_from_its_own_token_with_the_rows_before_it"
 BLOCKS = f"{OF_TRANSFER}::test_blocks_give_the_file_of_any_slot_and_any_beginning"
 
 SLOTS: tuple[Mutant, ...] = (
-    one("a slot file whose counts are believed", FILE, "if num_bytes > self.left:", "if num_bytes < 0:", NO_DAMAGE),
+    one("a slot file whose counts are believed", SECTIONS, "if num_bytes > self.left:", "if num_bytes < 0:", NO_DAMAGE),
     one(
         "a slot file of another version",
-        FILE,
+        SECTIONS,
         'if (version := reader.number("<I", "its head")) != VERSION:',
         'if (version := reader.number("<I", "its head")) > VERSION:',
         f"{OF_FILE}::test_files_of_another_kind_are_named",
@@ -25,8 +29,8 @@ SLOTS: tuple[Mutant, ...] = (
     one(
         "a slot file that ends with its first memory",
         FILE,
-        "if shape is not None and found[0].shape != shape:",
-        "if shape is not None and found[0].shape.version != shape.version:",
+        "if shape is not None and own != shape:",
+        "if shape is not None and own.version != shape.version:",
         f"{OF_FILE}::test_files_of_another_shape_are_refused",
     ),
     one(
@@ -37,8 +41,8 @@ SLOTS: tuple[Mutant, ...] = (
         f"{OF_FILE}::test_a_file_that_can_be_read_in_two_ways_teaches_no_shape",
     ),
     one("V by channels, taken for rows", FILE, "channels[:, cells].T", "channels[:, cells]", ROUND_TRIP),
-    one("an identity without the rotation", FILE, 'if name != "num_streams"}', 'if name == "version"}', IDENTITY),
-    one("an identity that has the slots", FILE, 'if name != "num_streams"}', "if name}", IDENTITY),
+    one("an identity without the rotation", SHAPES, 'if name != "num_streams"}', 'if name == "version"}', IDENTITY),
+    one("an identity that has the slots", SHAPES, 'if name != "num_streams"}', "if name}", IDENTITY),
     one(
         "a slot file in the stream of another slot",
         FILE,
@@ -56,8 +60,8 @@ SLOTS: tuple[Mutant, ...] = (
     one(
         "a window for a model without one",
         LAYOUT,
-        "if not shape.attention[0].k:",
-        "if not shape.attention:",
+        "if shape.attention and not shape.attention[0].k:",
+        "if False:",
         f"{OF_TRANSFER}::test_models_whose_states_are_not_rows_are_refused",
     ),
     one(
@@ -103,6 +107,36 @@ SLOTS: tuple[Mutant, ...] = (
         "positions = range(num_tokens - window, num_tokens)",
         WINDOW,
     ),
+    one(
+        "rows beyond the state",
+        TRANSFER,
+        "good[1:] = np.isin(ends[1:], states.ends(blocks))",
+        "good[1:] = ends[1:] >= max(states.ends(blocks), default=len(ends))",
+        STATE,
+    ),
+    one(
+        "a state that is not after the last token",
+        TRANSFER,
+        "0 < file.state.num_tokens == len(file.tokens) == num_tokens",
+        "0 < file.state.num_tokens",
+        f"{OF_TRANSFER}::test_a_state_that_is_not_after_the_last_token_is_not_taken",
+    ),
+    one(
+        "a state of another text",
+        TRANSFER,
+        "0 < file.state.num_tokens == len(file.tokens) == num_tokens",
+        "0 < file.state.num_tokens == len(file.tokens)",
+        f"{OF_TRANSFER}::test_a_state_that_is_not_after_the_last_token_is_not_taken",
+    ),
+    one(
+        "a state one token off",
+        SECTIONS,
+        "RecurrentState(int(cells[0, 0]) + 1,",
+        "RecurrentState(int(cells[0, 0]),",
+        STATE,
+    ),
+    one("a state written one token off", FILE, "1, num_tokens - 1, 0, 0", "1, num_tokens, 0, 0", ROUND_TRIP),
+    one("a state in the place of an earlier one", SNAPSHOTS, "and not self._mark(row)[0]", "", STATE),
     one("a row of another text where nobody looks", TRANSFER, "found[0] = 0", "found[:0] = 0", WINDOW),
     one(
         "a long state read while another slot computes",

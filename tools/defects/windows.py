@@ -69,8 +69,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "windows of a copied tail not copied",
         "kv/arena.py",
-        "        for part in self.layout.parts:\n            if part.kind == STATE:\n",
-        "        for part in self.layout.parts[:1]:\n            if part.kind == STATE:\n",
+        "        for part in self.layout.parts:\n            if isinstance(part.kind, StatePart):\n",
+        "        for part in self.layout.parts[:1]:\n            if isinstance(part.kind, StatePart):\n",
         ANY_ORDER,
     ),
     one(
@@ -160,8 +160,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a tail not held while its window is read",
         "engine/blocks/prefix_cache.py",
-        "self.loads.start(self._store, sequence, held, found.on_disk)",
-        "self.loads.start(self._store, sequence, hot, found.on_disk)",
+        "self.load(sequence, held, found.on_disk)",
+        "self.load(sequence, hot, found.on_disk)",
         RESUMED,
     ),
     one(

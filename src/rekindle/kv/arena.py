@@ -21,7 +21,7 @@ from torch import Tensor
 from rekindle.cache.blocks.windows import ABSENT, WindowSlots
 from rekindle.kv.coded import CODECS
 from rekindle.kv.copies import BlockPart, Wait, at_once
-from rekindle.parts import STATE, Part
+from rekindle.parts import Part, StatePart
 from rekindle.spec import KVLayout, LayerSpec, PartLayout, Section
 
 TORCH_DTYPES = {
@@ -177,7 +177,7 @@ class KVArena:
     def copy_tokens(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` tokens of all parts, and a whole state; the rest of `target` is unchanged."""
         for part in self.layout.parts:
-            if part.kind == STATE:
+            if isinstance(part.kind, StatePart):
                 if self.has(part.index, source) and self.has(part.index, target):
                     rows = self.parts[part.index]
                     rows[self.row(part.index, target)].copy_(rows[self.row(part.index, source)])

@@ -4,7 +4,10 @@ A row is a digest of all tokens up to its own, and the next token is a digest of
 wrong row in a restored slot makes another reply than `reply` says. Like the original it obeys `id_slot`, keeps what a
 slot has in common with a prompt, needs one row more than a window to reuse any of it, and aborts on a file that is cut.
 
+With a state it has one after its last token and a checkpoint before the end of a prompt, and goes on from these alone.
+
     IMITATION_WINDOW    tokens that a window sees, of a model with windows; else it has full attention alone
+    IMITATION_STATE     "with rows" or "alone": a model with recurrent layers, the others of which have rows, or none
     IMITATION_TOKEN_S   seconds for each token of a reply
     IMITATION_FLAGS     a text of which rows depend, as they do of some flags of the original
     IMITATION_WORD      the word that /props has for the process, otherwise drawn at each start
@@ -36,6 +39,8 @@ from rekindle import pocket
 
 WIDTH, LAYERS = 32, 2  # bytes of K and of V of a layer
 FLAGS = os.environ.get("IMITATION_FLAGS", "").encode()
+STATES = (24, 300)  # bytes of the tensors of a state
+CHECKPOINT = 4  # tokens before the end of a prompt
 END = 0.04  # how often a reply ends by itself
 
 
@@ -48,6 +53,11 @@ def rows_of(first: bytes) -> np.ndarray:
     """The rows [layers, K and V, width] at a position."""
     found = [[first, bytes(WIDTH)], [hashlib.blake2b(first, digest_size=WIDTH, salt=b"layer").digest(), first]]
     return np.frombuffer(b"".join(each for layer in found for each in layer), np.uint8).reshape(LAYERS, 2, WIDTH)
+
+
+def state_after(before: bytes, token: int) -> bytes:
+    """The state after a token, of which the one after the next token follows."""
+    return hashlib.shake_128(b"state" + before + struct.pack("<i", token)).digest(sum(STATES))
 
 
 @dataclass
@@ -65,13 +75,16 @@ class Cells:
 class Model:
     """Draws the next token from rows; ids are those of `words`, or the end."""
 
-    def __init__(self, words: Sequence[int], end: int, window: int | None) -> None:
-        self.words, self.end, self.window = words, end, window
+    def __init__(self, words: Sequence[int], end: int, window: int | None, state: str | None = None) -> None:
+        self.words, self.end, self.window, self.state = words, end, window, state
 
-    def next(self, full: Cells, windowed: Cells, at: int) -> int:
-        digest = hashlib.blake2b(full.seen(at, None), digest_size=16)
+    def next(self, slot: Slot) -> int:
+        at = len(slot.tokens)
+        digest = hashlib.blake2b(b"" if self.state == "alone" else slot.full.seen(at, None), digest_size=16)
         if self.window is not None:
-            digest.update(windowed.seen(at, self.window))
+            digest.update(slot.windowed.seen(at, self.window))
+        if self.state is not None:
+            digest.update(slot.state)
         number = int.from_bytes(digest.digest(), "little")
         return self.end if number % 10_000 < 10_000 * END else self.words[number // 10_000 % len(self.words)]
 
@@ -82,7 +95,7 @@ def reply(model: Model, ids: Sequence[int], most: int) -> list[int]:
     slot.compute(ids, 0)
     drawn: list[int] = []
     while len(drawn) < most:
-        drawn.append(model.next(slot.full, slot.windowed, len(slot.tokens)))
+        drawn.append(model.next(slot))
         if drawn[-1] == model.end:
             break
         slot.compute([*slot.tokens, drawn[-1]], len(slot.tokens))
@@ -91,40 +104,51 @@ def reply(model: Model, ids: Sequence[int], most: int) -> list[int]:
 
 @dataclass
 class Slot:
-    """The tokens of a slot and their rows."""
+    """The tokens of a slot, their rows, the state after them, and earlier states by the number of tokens."""
 
     tokens: list[int] = field(default_factory=list)
     full: Cells = field(default_factory=Cells)
     windowed: Cells = field(default_factory=Cells)
+    state: bytes = b""
+    checkpoints: dict[int, bytes] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compute(self, tokens: Sequence[int], first: int) -> None:
         """Have rows for all of these tokens, of which it has the first already."""
+        if first < len(self.tokens):
+            self.state = self.checkpoints.get(first, b"")
+        self.checkpoints = {at: state for at, state in self.checkpoints.items() if at <= first}
         self.tokens = list(tokens)
         for cells in (self.full, self.windowed):
             for at in [each for each in cells.rows if each >= first]:
                 del cells.rows[at]
         before = self.full.rows[first - 1][0, 0].tobytes() if first else b""
         for at in range(first, len(tokens)):
-            before = row(before, tokens[at])
+            before, self.state = row(before, tokens[at]), state_after(self.state, tokens[at])
+            if at + 1 == len(tokens) - CHECKPOINT:
+                self.checkpoints[at + 1] = self.state
             self.full.rows[at] = self.windowed.rows[at] = rows_of(before)
 
-    def reusable(self, prompt: Sequence[int], window: int | None) -> int:
+    def reusable(self, prompt: Sequence[int], model: Model) -> int:
         """How many tokens of a prompt need not be computed."""
         num = 0
         while num < min(len(self.tokens), len(prompt) - 1) and self.tokens[num] == prompt[num]:
             num += 1
+        if model.state is not None and num < len(self.tokens):
+            return max((at for at in self.checkpoints if at <= num), default=0)
+        window = model.window
         if window is None:
             return num
         return num if num > window and min(self.windowed.rows) < num - window else 0
 
 
-def written(slot: Slot, number: int, num_slots: int, window: int | None) -> bytes:
+def written(slot: Slot, number: int, num_slots: int, model: Model) -> bytes:
     """The slot file of version 4."""
+    window, memories = model.window, [] if model.state == "alone" else [(slot.full, 0)]
     count = len(slot.tokens)
     packed = np.array([-1, 1, count, *slot.tokens, 0], np.int32)
     data = struct.pack("<III", 0x67677371, 4, len(packed)) + packed.tobytes()
-    for cells, first in ((slot.full, 0), *([] if window is None else [(slot.windowed, max(0, count - window))])):
+    for cells, first in (*memories, *([] if window is None else [(slot.windowed, max(0, count - window))])):
         positions = [at for at in range(first, count) if at in cells.rows]
         data += struct.pack("<I", num_slots) + bytes(4 * number) + struct.pack("<I", len(positions))
         data += np.array([[at, 1, number] for at in positions], np.int32).tobytes()
@@ -134,10 +158,15 @@ def written(slot: Slot, number: int, num_slots: int, window: int | None) -> byte
             for layer in range(LAYERS):
                 data += struct.pack("<iQ", 1, WIDTH) + stacked[:, layer, kind].tobytes()
         data += bytes(4 * (num_slots - number - 1))
+    if model.state is not None:
+        data += struct.pack("<IiIII", 1, count - 1, 0, 0, LAYERS)
+        for index, size in enumerate(STATES):
+            begin = sum(STATES[:index])
+            data += struct.pack("<iQ", 0, size) + slot.state[begin : begin + size]
     return data
 
 
-def read(data: bytes, number: int, num_slots: int, sections: int) -> Slot:
+def read(data: bytes, number: int, num_slots: int, model: Model) -> Slot:
     """A slot from its file; whatever does not fit aborts the process, as the original does."""
     slot, at = Slot(), 12
     magic, version, num = struct.unpack_from("<III", data, 0)
@@ -145,7 +174,8 @@ def read(data: bytes, number: int, num_slots: int, sections: int) -> Slot:
     packed = np.frombuffer(data, np.int32, num, at)
     assert packed[0] == -1 and packed[1] == 1 and packed[2] == num - 4
     slot.tokens, at = packed[3:-1].tolist(), at + 4 * num
-    for cells in (slot.full, slot.windowed)[:sections]:
+    memories = [] if model.state == "alone" else [slot.full]
+    for cells in (*memories, *([] if model.window is None else [slot.windowed])):
         streams = struct.unpack_from("<I", data, at)[0]
         assert streams == num_slots and data[at + 4 : at + 4 + 4 * number] == bytes(4 * number)
         at += 4 + 4 * number
@@ -161,6 +191,18 @@ def read(data: bytes, number: int, num_slots: int, sections: int) -> Slot:
                 at += 12 + WIDTH * count
         cells.rows = {int(where): stacked[index] for index, where in enumerate(found[:, 0])}
         at += 4 * (num_slots - number - 1)
+    if model.state is not None:
+        assert struct.unpack_from("<IiIII", data, at) == (1, len(slot.tokens) - 1, 0, 0, LAYERS)
+        at += 20
+        for size in STATES:
+            assert struct.unpack_from("<iQ", data, at) == (0, size)
+            slot.state += data[at + 12 : at + 12 + size]
+            at += 12 + size
+    if model.state == "alone":  # its rows are all in the state; those that this imitation computes on have to be there
+        before = b""
+        for where, token in enumerate(slot.tokens):
+            before = row(before, token)
+            slot.full.rows[where] = rows_of(before)
     assert at == len(data) and len(slot.full.rows) == len(slot.tokens)
     return slot
 
@@ -195,25 +237,31 @@ class Server:
         slot = self.slots[number]
         with slot.lock:
             if action == "erase":
-                slot.tokens, slot.full, slot.windowed = [], Cells(), Cells()
+                self.put(slot, Slot())
                 return 200, {"id_slot": number, "n_erased": 0}
             path = Path(self.options.slot_save_path) / body["filename"]
             if action == "save":
-                data = written(slot, number, self.options.np, self.model.window) if slot.tokens else b""
+                data = written(slot, number, self.options.np, self.model) if slot.tokens else b""
                 path.write_bytes(data)
                 return 200, {"id_slot": number, "n_saved": len(slot.tokens), "n_written": len(data)}
             try:
-                given = read(path.read_bytes(), number, self.options.np, 1 if self.model.window is None else 2)
+                given = read(path.read_bytes(), number, self.options.np, self.model)
             except (AssertionError, ValueError, struct.error, IndexError):
                 os.abort()
-            slot.tokens, slot.full, slot.windowed = given.tokens, given.full, given.windowed
+            self.put(slot, given)
             return 200, {"id_slot": number, "n_restored": len(slot.tokens)}
+
+    @staticmethod
+    def put(slot: Slot, given: Slot) -> None:
+        """Replace what a slot has; its checkpoints are in no file."""
+        slot.tokens, slot.full, slot.windowed, slot.state = given.tokens, given.full, given.windowed, given.state
+        slot.checkpoints = {}
 
     def complete(self, body: dict[str, Any], send: Any) -> None:
         """Compute a prompt and stream what follows."""
         prompt, slot = body["prompt"], self.slots[max(0, body.get("id_slot", 0))]
         with slot.lock:
-            cached = slot.reusable(prompt, self.model.window) if body.get("cache_prompt", True) else 0
+            cached = slot.reusable(prompt, self.model) if body.get("cache_prompt", True) else 0
             slot.compute(prompt, cached)
             if log := os.environ.get("IMITATION_LOG"):
                 with open(log, "a") as file:
@@ -223,7 +271,7 @@ class Server:
             drawn, stopped = 0, "limit"
             while drawn < body["n_predict"]:
                 time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))
-                token = self.model.next(slot.full, slot.windowed, len(slot.tokens))
+                token = self.model.next(slot)
                 drawn += 1
                 text = "" if token == self.model.end else "?"
                 send({"content": text, "tokens": [token], "stop": False, "tokens_predicted": drawn})
@@ -280,7 +328,8 @@ def model_of() -> tuple[Model, Callable[[str], list[int]]]:
     words = [number for piece, number in tokenizer.get_vocab().items() if re.fullmatch("\u0120?[a-z]{2,}", piece)]
     end = json.loads((directory / "config.json").read_text())["eos_token_id"]
     window = os.environ.get("IMITATION_WINDOW")
-    model = Model(sorted(words), end, int(window) if window else None)
+    state = os.environ.get("IMITATION_STATE")
+    model = Model(sorted(words), end, int(window) if window else None, state)
     return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 

@@ -36,7 +36,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Example:
-    """A file of one slot. Rows of the first `shared` positions do not depend on `seed`."""
+    """A file of one slot. Rows of the first `shared` positions do not depend on `seed`.
+
+    `states`: the tensors of a recurrent state, after `state_end` tokens, or after all.
+    """
 
     memories: tuple[Memory, ...]
     tokens: tuple[int, ...]
@@ -44,6 +47,14 @@ class Example:
     num_streams: int = 1
     seed: int = 0
     shared: int = 0
+    states: tuple[Tensor, ...] = ()
+    state_end: int | None = None
+
+    def state(self, tensor: int) -> bytes:
+        """The bytes of one tensor of the state."""
+        end = len(self.tokens) if self.state_end is None else self.state_end
+        seed = 0 if end <= self.shared else self.seed
+        return hashlib.shake_128(f"{seed} state {tensor} {end}".encode()).digest(self.states[tensor].row)
 
     def row(self, memory: int, layer: int, kind: str, position: int) -> bytes:
         """The bytes of K or V ("k", "v") of a token, or the 12 of its cell ("x")."""
@@ -66,7 +77,16 @@ class Example:
     def __bytes__(self) -> bytes:
         packed = struct.pack(f"<iII{len(self.tokens)}iI", -1, 1, len(self.tokens), *self.tokens, 0)
         head = b"qsgg" + struct.pack("<II", 4, len(packed) // 4)
-        return head + packed + b"".join(self._memory(index) for index in range(len(self.memories)))
+        return head + packed + b"".join(map(self._memory, range(len(self.memories)))) + self._states()
+
+    def _states(self) -> bytes:
+        if not self.states:
+            return b""
+        end = len(self.tokens) if self.state_end is None else self.state_end
+        tensors = (
+            struct.pack("<iQ", each.type, each.row) + self.state(number) for number, each in enumerate(self.states)
+        )
+        return struct.pack("<IiIII", 1, end - 1, 0, 0, len(self.states)) + b"".join(tensors)
 
     def _memory(self, index: int) -> bytes:
         streams = [struct.pack("<I", 0)] * self.num_streams
@@ -118,8 +138,11 @@ def memories(draw: st.DrawFn, positions: st.SearchStrategy[tuple[int, ...]], *, 
 
 
 @st.composite
-def examples(draw: st.DrawFn, max_tokens: int = 200, windows: tuple[int, ...] = (0, 1)) -> Example:
-    """Files of full attention and perhaps a window, with cells in any order."""
+def examples(
+    draw: st.DrawFn, max_tokens: int = 200, windows: tuple[int, ...] = (0, 1), states: tuple[int, ...] = (0, 0, 2)
+) -> Example:
+    """Files of full attention, perhaps a window and perhaps a recurrent state of two tensors, with cells in any order;
+    some with a state alone."""
     num_tokens = draw(st.integers(2, max_tokens))
     has_extra = draw(st.booleans())
     first = draw(st.integers(0, num_tokens - 1))
@@ -142,4 +165,8 @@ def examples(draw: st.DrawFn, max_tokens: int = 200, windows: tuple[int, ...] = 
     tokens = tuple(draw(st.lists(st.integers(0, 2**31 - 1), min_size=num_tokens, max_size=num_tokens)))
     num_streams = draw(st.integers(1, 4))
     slot = draw(st.integers(0, 3 if num_streams == 1 else num_streams - 1))
-    return Example(tuple(kept), tokens, slot, num_streams, seed=draw(st.integers(0, 5)))
+    count = draw(st.sampled_from(states))
+    tensors = tuple(draw(st.lists(ROWS, min_size=count, max_size=count)))
+    if tensors and len(kept) == 1 and draw(st.booleans()):
+        kept, num_streams = [], 1
+    return Example(tuple(kept), tokens, slot, num_streams, seed=draw(st.integers(0, 5)), states=tensors)

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.llama_states import StatesBench, run_states_bench
-from rekindle_backends.llama.slot_file import Kind, SlotFile
+from rekindle_backends.llama.sections import Kind
+from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.transfer import put, resumable, take
 from tests.backends.llama.real_server import LlamaServer
 from tests.backends.llama.test_transfer import arena_of

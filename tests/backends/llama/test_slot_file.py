@@ -12,16 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rekindle_backends.llama.slot_file import (
-    AttentionShape,
-    FileShape,
-    Kind,
-    RowShape,
-    RowsToWrite,
-    SlotFile,
-    SlotFileError,
-    write,
-)
+from rekindle_backends.llama.sections import Kind, SlotFileError
+from rekindle_backends.llama.shapes import AttentionShape, FileShape, RecurrentShape, RowShape
+from rekindle_backends.llama.slot_file import RowsToWrite, SlotFile, write
 from tests.backends.llama.slot_files import Example, Tensor, examples, full
 
 FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -44,6 +37,7 @@ def shape_of(example: Example) -> FileShape:
             )
             for own in example.memories
         ),
+        RecurrentShape(len(example.states), rows(example.states, False)) if example.states else None,
     )
 
 
@@ -63,7 +57,7 @@ def test_every_row_is_found_and_the_file_written_again_is_the_same(tmp_path: Pat
     path = tmp_path / "slot.bin"
     path.write_bytes(bytes(example))
     file = SlotFile.open(path, shape=shape_of(example))
-    assert file.slot == example.slot
+    assert file.slot == (example.slot if example.memories else -1), "a state names no slot"
     assert file.tokens.tolist() == list(example.tokens)
     for index, memory in enumerate(example.memories):
         found = file.attention[index]
@@ -78,8 +72,9 @@ def test_every_row_is_found_and_the_file_written_again_is_the_same(tmp_path: Pat
                 assert [bytes(each) for each in file.rows(index, layer, kind)] == wanted
                 some = np.arange(len(wanted))[::-2]
                 assert [bytes(each) for each in file.rows(index, layer, kind, some)] == wanted[::-2]
-    written = tmp_path / "written.bin"
-    assert write(written, file.shape, file.slot, file.tokens, as_written(file)) == len(bytes(example))
+    assert [bytes(each) for each in file.states()] == [example.state(number) for number in range(len(example.states))]
+    written, states = tmp_path / "written.bin", file.states()
+    assert write(written, file.shape, example.slot, file.tokens, as_written(file), states) == len(bytes(example))
     assert written.read_bytes() == bytes(example)
 
 
@@ -147,6 +142,8 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 SMALL = Example((full(4, order=(1, 2, 3, 0)), full(4, order=(3, 2), layers=1)), (9, 8, 7, 6), 1, 2)
+TURNED = Example((full(3, is_transposed=True, has_extra=True),), (1, 2, 3))
+HYBRID = Example((full(3, has_extra=True),), (1, 2, 3), 1, 2, states=(Tensor(0, 12), Tensor(0, 8)))
 
 
 def read_all(data: bytes, shape: FileShape | None = None) -> None:
@@ -160,6 +157,7 @@ def read_all(data: bytes, shape: FileShape | None = None) -> None:
                 file.rows(index, layer, "k")
             for layer in range(len(shape.v)):
                 file.rows(index, layer, "v")
+        file.states()
     except SlotFileError:
         pass
     finally:
@@ -168,7 +166,7 @@ def read_all(data: bytes, shape: FileShape | None = None) -> None:
     assert peak < 64_000 + len(data), f"{peak:,} bytes were allocated for a file of {len(data):,}"
 
 
-@pytest.mark.parametrize("example", [SMALL, Example((full(3, is_transposed=True, has_extra=True),), (1, 2, 3))])
+@pytest.mark.parametrize("example", [SMALL, TURNED, HYBRID, replace(HYBRID, memories=(), num_streams=1)])
 def test_files_cut_anywhere_are_refused(example: Example) -> None:
     whole, shape = bytes(example), shape_of(example)
     for end in range(1, len(whole)):
@@ -179,7 +177,7 @@ def test_files_cut_anywhere_are_refused(example: Example) -> None:
         parsed(whole + b"\0", shape)
 
 
-@pytest.mark.parametrize("example", [SMALL, Example((full(3, is_transposed=True, has_extra=True),), (1, 2, 3))])
+@pytest.mark.parametrize("example", [SMALL, TURNED, HYBRID, replace(HYBRID, memories=(), num_streams=1)])
 def test_no_damage_leads_out_of_the_file(example: Example) -> None:
     whole = bytes(example)
     for at in range(len(whole)):
@@ -212,6 +210,7 @@ def test_an_identity_covers_all_but_the_slots() -> None:
     rows = [replace(row, ggml_type=2), replace(row, row_bytes=108), replace(row, element_bytes=2)]
     others += [replace(own, k=(each,)) for each in rows] + [replace(own, v=(each,)) for each in rows]
     shapes = [SHAPE, replace(SHAPE, version=5), replace(SHAPE, attention=(own, own))]
+    shapes += [replace(SHAPE, recurrent=RecurrentShape(*each)) for each in ((2, (row,)), (1, (row,)), (2, (row, row)))]
     shapes += [replace(SHAPE, attention=(each,)) for each in others]
     assert len({each.identity for each in shapes}) == len(shapes)
     assert {each.name for each in fields(own)} == {"has_extra", "is_transposed", "k_rotation", "v_rotation", "k", "v"}

@@ -55,13 +55,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture(params=["full", "windows"])
-def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
-    """What the model's windows see, None of one without any."""
-    if request.param == "full":
-        return None
-    monkeypatch.setenv("IMITATION_WINDOW", str(WINDOW))
-    return WINDOW
+@pytest.fixture(params=["rows", "windows", "states"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the model keeps of a token."""
+    if request.param == "windows":
+        monkeypatch.setenv("IMITATION_WINDOW", str(WINDOW))
+    if request.param == "states":
+        monkeypatch.setenv("IMITATION_STATE", "with rows")
+    return str(request.param)
 
 
 @contextmanager
@@ -82,6 +83,7 @@ class Talk:
         self.model, self._encode = imitation.model_of()
         self._log = log
         self.ids: dict[str, list[int]] = {}
+        self.ends: dict[str, list[int]] = {}  # of turns
         self.draw = random.Random(5)
 
     def more(self, count: int) -> list[int]:
@@ -94,6 +96,7 @@ class Talk:
         wanted = imitation.reply(self.model, prompt, most)
         assert [*result.token_ids] == [each for each in wanted if each != self.model.end], f"{agent} got another reply"
         self.ids[agent] = [*prompt, *result.token_ids]
+        self.ends.setdefault(agent, []).append(len(self.ids[agent]))
         computed, reused = map(int, self._log.read_text().splitlines()[-1].split()[1:])
         report = result.report
         assert report.hot_tokens + report.warm_tokens == reused and computed + reused == len(prompt)
@@ -114,7 +117,7 @@ def until_answers(engine: Engine) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("kept")
 def test_more_agents_than_slots_compute_what_is_new(gguf: Path, tmp_path: Path) -> None:
     talk = Talk(gguf, tmp_path / "log")
     with front(gguf, tmp_path / "store") as engine:
@@ -128,7 +131,7 @@ def test_more_agents_than_slots_compute_what_is_new(gguf: Path, tmp_path: Path) 
         assert stats.reused_tokens > 0.6 * stats.prompt_tokens
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("kept")
 def test_memories_outlast_both_processes(gguf: Path, tmp_path: Path) -> None:
     talk = Talk(gguf, tmp_path / "log")
     with front(gguf, tmp_path / "store") as engine:
@@ -158,8 +161,7 @@ def test_a_state_that_was_not_read_is_computed_again(gguf: Path, tmp_path: Path)
         engine.check()
 
 
-@pytest.mark.usefixtures("window")
-def test_forks_and_rewinds_go_on_from_what_is_stored(gguf: Path, tmp_path: Path) -> None:
+def test_forks_and_rewinds_go_on_from_what_is_stored(gguf: Path, tmp_path: Path, kept: str) -> None:
     talk = Talk(gguf, tmp_path / "log")
     with front(gguf, tmp_path / "store") as engine:
         talk.turn(engine, "a", 300)
@@ -171,7 +173,29 @@ def test_forks_and_rewinds_go_on_from_what_is_stored(gguf: Path, tmp_path: Path)
         assert talk.turn(engine, "a") <= 20 + 64
         engine.agent("a").rewind(2)
         talk.ids["a"] = before
-        talk.turn(engine, "a")
+        assert kept == "windows" or talk.turn(engine, "a") <= 20 + 64
+        engine.check()
+
+
+@pytest.mark.parametrize("state", ["with rows", "alone"])
+def test_states_are_kept_at_ends_of_turns(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """What leaves the text inside a turn goes on from the end of the one before; short turns end in the same block."""
+    monkeypatch.setenv("IMITATION_STATE", state)
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        for count in (300, 150, 5, 200, 130):
+            talk.turn(engine, "a", count)
+            assert engine.flush()
+        talk.turn(engine, "other", 100)
+        engine.check()
+    whole, ends = talk.ids["a"], talk.ends["a"]
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        for cut, last in ((ends[3], 3), (ends[4] - 5, 3), (ends[2], 2), (ends[1] - 1, 0), (ends[0] + 7, 0)):
+            talk.ids["a"] = whole[:cut]
+            assert talk.turn(engine, "a") <= cut - ends[last] + 20 + 1, f"cut at {cut} of {ends}"
+            talk.turn(engine, "other")
         engine.check()
 
 
@@ -201,15 +225,23 @@ def test_a_purge_empties_slots_and_disk(gguf: Path, tmp_path: Path) -> None:
         engine.check()
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("kept")
 def test_turns_survive_kills_of_either_process(gguf: Path, tmp_path: Path) -> None:
-    """Random turns of more agents than slots, with kills of the server and restarts of the front between them."""
+    """Random turns of more agents than slots that go on, are cut back, forked and purged, with kills of the server and
+    restarts of the front between them."""
     talk, rounds = Talk(gguf, tmp_path / "log"), random.Random(11)
     agents = [f"agent-{number}" for number in range(6)]
     for _ in range(3):
         with front(gguf, tmp_path / "store", slots=3) as engine:
             for _ in range(12):
-                agent = rounds.choice(agents)
+                agent, other = rounds.sample(agents, 2)
+                ids, what = talk.ids.get(agent, []), rounds.random()
+                if ids and what < 0.4:
+                    cut = rounds.choice([*talk.ends[agent], rounds.randrange(1, len(ids))])
+                    whose = agent if what < 0.3 else other
+                    talk.ids[whose], talk.ends[whose] = ids[:cut], [at for at in talk.ends[agent] if at <= cut]
+                elif ids and what < 0.45:
+                    engine.agent(agent).purge()
                 try:
                     talk.turn(engine, agent, rounds.randrange(5, 120))
                 except RekindleError:
@@ -267,7 +299,7 @@ def test_a_request_that_is_not_sent_holds_nothing(gguf: Path, tmp_path: Path) ->
         engine.check()
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("kept")
 def test_a_turn_is_kept_before_another_agent_continues_it(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

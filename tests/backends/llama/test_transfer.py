@@ -12,28 +12,23 @@ from hypothesis import strategies as st
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.errors import RekindleError
 from rekindle.kv.arena import KVArena
-from rekindle.parts import WindowPart
 from rekindle.store.files.records import RecordFormat
 from rekindle_backends.llama.layout import Unsupported, layout_of, presence_section
-from rekindle_backends.llama.slot_file import (
-    AttentionShape,
-    FileShape,
-    RecurrentShape,
-    RowShape,
-    SlotFile,
-    SlotFileError,
-)
+from rekindle_backends.llama.sections import SlotFileError
+from rekindle_backends.llama.shapes import AttentionShape, FileShape, RecurrentShape, RowShape
+from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama.snapshots import Snapshots
 from rekindle_backends.llama.transfer import put, resumable, take
-from tests.backends.llama.slot_files import Example, examples, full
+from tests.backends.llama.slot_files import Example, Tensor, examples, full
 from tests.backends.llama.test_slot_file import parsed, shape_of
 
 FILES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
 def arena_of(shape: FileShape, window: int, num_blocks: int) -> tuple[KVArena, WindowSlots | None]:
-    """An arena for files of a shape; the slots of its window part, if it has one."""
+    """An arena for files of a shape; the slots of its part that ends, if it has one."""
     layout = layout_of(shape, window)
-    kinds = [part.kind for part in layout.parts if isinstance(part.kind, WindowPart)]
+    kinds = list(layout.ending.values())
     slots = [WindowSlots(kind, num_slots=num_blocks + 1, num_blocks=num_blocks) for kind in kinds]
     return KVArena(layout, num_blocks, "cpu", slots), slots[0] if slots else None
 
@@ -43,7 +38,7 @@ def of(example: Example) -> SlotFile:
 
 
 @FILES
-@given(examples(windows=(0,)), st.data())
+@given(examples(windows=(0,), states=(0,)), st.data())
 def test_blocks_give_the_file_of_any_slot_and_any_beginning(
     tmp_path: Path, example: Example, data: st.DataObject
 ) -> None:
@@ -63,7 +58,7 @@ def test_blocks_give_the_file_of_any_slot_and_any_beginning(
 
 
 @FILES
-@given(examples(windows=(1,)), st.integers(16, 150), st.data())
+@given(examples(windows=(1,), states=(0,)), st.integers(16, 150), st.data())
 def test_a_window_has_its_rows_and_one_that_no_token_sees(
     tmp_path: Path, example: Example, window: int, data: st.DataObject
 ) -> None:
@@ -113,6 +108,50 @@ def test_what_can_be_resumed_is_what_has_its_rows(window: int, num_tokens: int, 
         return end == 0 or (end > window and not missing[0] & set(range(end)) and not missing[1] & seen)
 
     assert resumable(arena, range(4), num_tokens) == max(end for end in range(num_tokens + 1) if can_go_on(end))
+
+
+@FILES
+@given(examples(windows=(0,), states=(2,)), st.data())
+def test_a_state_goes_on_from_its_own_token_with_the_rows_before_it(
+    tmp_path: Path, example: Example, data: st.DataObject
+) -> None:
+    """Rows up to an earlier turn's end from the file of a later one, with the state of the earlier one's file."""
+    total, cut = len(example.tokens), data.draw(st.integers(1, len(example.tokens) - 1))
+    early = replace(example.of(cut, example.slot, *([tuple(range(cut))] * len(example.memories))))
+    arena, slots = arena_of(of(early).shape, 0, 8)
+    assert slots is not None
+    blocks = data.draw(st.permutations(range(8)))
+    last, end = (cut - 1) // 64, (total - 1) // 64
+    with_state = data.draw(st.booleans())
+    if with_state:
+        assert slots.take(blocks[last])
+    take(of(early), arena, blocks, 0, cut)
+    assert resumable(arena, blocks, cut) == (cut if with_state else 0)
+    take(of(example), arena, blocks, cut, total)
+    assert resumable(arena, blocks, total) == (cut if with_state else 0), "the later state has no place, or another's"
+    if with_state:
+        assert resumable(arena, blocks, cut - 1) == 0, "a state cannot be cut back"
+        put(arena, blocks, cut, of(example).tokens, of(early).shape, tmp_path / "slot.bin", early.slot)
+        assert (tmp_path / "slot.bin").read_bytes() == bytes(early)
+    if end != last and slots.take(blocks[end]):
+        take(of(example), arena, blocks, total, total)
+        assert resumable(arena, blocks, total) == total
+        with pytest.raises(ValueError, match="cannot go on"):
+            put(arena, blocks, total - 1, of(example).tokens, of(early).shape, tmp_path / "none.bin", 0)
+    arena.check()
+
+
+def test_a_state_that_is_not_after_the_last_token_is_not_taken() -> None:
+    example = Example((full(70),), (5,) * 70, states=(Tensor(0, 12),))
+    arena, slots = arena_of(shape_of(example), 0, 2)
+    assert slots is not None and slots.take(1)
+    for other in (replace(example, state_end=69), replace(example, state_end=71)):
+        take(of(other), arena, [0, 1], 0, 70)
+        assert resumable(arena, [0, 1], 70) == 0
+    take(of(example), arena, [0, 1], 0, 69)  # what follows is another's text
+    assert not Snapshots(arena).ends([0, 1])
+    take(of(example), arena, [0, 1], 0, 70)
+    assert resumable(arena, [0, 1], 70) == 70
 
 
 def test_rows_of_a_window_that_a_file_lacks_stay() -> None:
@@ -180,8 +219,7 @@ PLAIN = AttentionShape(False, False, 0, 0, (ROW, ROW), (ROW, ROW))
 @pytest.mark.parametrize(
     ("shape", "window", "said"),
     [
-        (FileShape(4, 1, (PLAIN,), RecurrentShape(2, (ROW, ROW))), None, "recurrent"),
-        (FileShape(4, 1, (), RecurrentShape(2, (ROW, ROW))), None, "recurrent"),
+        (FileShape(4, 1, (PLAIN, PLAIN), RecurrentShape(2, (ROW, ROW))), 512, "windows and recurrent layers"),
         (FileShape(4, 1, (replace(PLAIN, k=(), v=()), PLAIN)), 512, "all its layers have windows"),
         (FileShape(4, 1, (PLAIN, PLAIN)), None, "more of a token than"),
         (FileShape(4, 1, (PLAIN, PLAIN, PLAIN)), 512, "more of a token than"),
@@ -200,3 +238,12 @@ def test_a_block_takes_the_rows_and_16_bytes_a_token() -> None:
     latent = replace(PLAIN, v=())
     assert layout_of(FileShape(4, 1, (latent,)), None).block_bytes == 64 * (latent.row_bytes + 16)
     RecordFormat.of(of_values_too, 1)
+
+
+def test_a_state_is_a_part_of_its_own() -> None:
+    recurrent = RecurrentShape(2, (ROW, ROW))
+    for attention, token_bytes in (((PLAIN,), PLAIN.row_bytes + 16), ((), 16)):
+        layout = layout_of(FileShape(4, 1, attention, recurrent), 512)
+        assert [part.kind.name for part in layout.parts] == ["full", "turn-state"]
+        assert [part.payload_bytes for part in layout.parts] == [64 * token_bytes, 64 + recurrent.num_bytes]
+        RecordFormat.of(layout, 1)

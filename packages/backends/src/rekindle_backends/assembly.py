@@ -45,8 +45,8 @@ from rekindle_backends.llama.layout import BLOCK_TOKENS, Unsupported
 from rekindle_backends.llama.memory import SlotMemory
 from rekindle_backends.llama.probe import ProbedSlots, flags_and_files, probe
 from rekindle_backends.llama.ram_disk import GivenFolder, RamDisk, SlotFolder
+from rekindle_backends.llama.sections import SlotFileError
 from rekindle_backends.llama.served import LlamaServed
-from rekindle_backends.llama.slot_file import SlotFileError
 from rekindle_backends.llama.states import States
 from rekindle_backends.memory import Memory, TextMemory
 from rekindle_backends.process import OwnServer

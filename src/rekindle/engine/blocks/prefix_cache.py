@@ -113,7 +113,7 @@ class PrefixCache:
         held = hot if found.child is None else [*hot, found.child[0]]
         if found.child is not None:
             self.pool.share(found.child[0])
-        if found.on_disk and self._store is not None and self.loads.start(self._store, sequence, held, found.on_disk):
+        if found.on_disk and self.load(sequence, held, found.on_disk):
             return "loading"
         self._adopt(sequence, hot, found.child, num_stored=0 if found.on_disk else found.num_matched)
         return "ready"
@@ -167,7 +167,7 @@ class PrefixCache:
         if on_disk:
             return _Match(hot, on_disk, child, (num_hot + len(on_disk)) * size)
         num_shared = child[1] if child else 0
-        nearest = self._store.child(parent, rest) if self._store is not None and num_shared < len(rest) else None
+        nearest = self.stored_child(parent, rest) if num_shared < len(rest) else None
         if nearest is not None and nearest[1] > num_shared:
             if nearest[0].identity.hash in self.loads:
                 return None
@@ -178,13 +178,19 @@ class PrefixCache:
     def _stored(self, sequence: Sequence, block: int) -> StoredBlock | None:
         """Look up a hot block on disk, unless the sequence found it damaged there."""
         block_hash = self.pool.name(block)
-        if self._store is None or block_hash is None or block_hash in sequence.tried_loads:
-            return None
-        return self._store.stored(block_hash)
+        return None if block_hash is None or block_hash in sequence.tried_loads else self.stored(block_hash)
 
-    def is_stored(self, block_hash: BlockHash) -> bool:
-        """Whether a block is on disk."""
-        return self._store is not None and self._store.contains(block_hash)
+    def stored(self, block_hash: BlockHash) -> StoredBlock | None:
+        """Where a block is on disk; None if it is not."""
+        return None if self._store is None else self._store.stored(block_hash)
+
+    def stored_child(self, parent: BlockHash, ids: np.ndarray) -> tuple[StoredBlock, int] | None:
+        """The block on disk after a parent that shares the most of these ids, and how many."""
+        return None if self._store is None else self._store.child(parent, ids)
+
+    def load(self, sequence: Sequence, held: list[int], blocks: list[StoredBlock]) -> bool:
+        """Read blocks for a sequence, which follow those `held`; False without room for one. It will report."""
+        return self._store is not None and self.loads.start(self._store, sequence, held, blocks)
 
     def share_prompt(self, sequence: Sequence, computed: Sequence) -> None:
         """Give a sequence the blocks of one that has computed the same prompt; the first to write copies the tail."""

@@ -21,7 +21,8 @@ from rekindle_backends.client import LOOK_EVERY_S, Backend
 from rekindle_backends.llama.layout import Unsupported
 from rekindle_backends.llama.probe import ProbedSlots, probed_file
 from rekindle_backends.llama.ram_disk import SlotFolder
-from rekindle_backends.llama.slot_file import Kind, SlotFile
+from rekindle_backends.llama.sections import Kind
+from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.wire import PROPS
 from rekindle_backends.wire import error_text
 
@@ -119,12 +120,14 @@ class JoinedServer:
 
 
 def digest_of(file: SlotFile) -> str:
-    """A digest of all rows of attention in a file."""
+    """A digest of all rows of attention in a file, and of its recurrent state."""
     digest = hashlib.blake2b(digest_size=16)
     for section, shape in enumerate(file.shape.attention):
         for layer in range(len(shape.k)):
             for kind in KINDS if shape.v else KINDS[:1]:
                 digest.update(file.rows(section, layer, kind).tobytes())
+    for state in file.states():
+        digest.update(state.tobytes())
     return digest.hexdigest()
 
 

@@ -20,12 +20,15 @@ from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import RekindleError
+from rekindle.parts import WindowPart
 from rekindle.store.commands import Delete, Move, Purge, StoreCommand
 from rekindle.store.values import SequenceRecord
 from rekindle_backends.client import Backend
+from rekindle_backends.llama.points import Points
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of, num_common
 from rekindle_backends.llama.states import States
+from rekindle_backends.llama.transfer import has_state
 
 logger = logging.getLogger(__name__)
 REST_S = 0.05  # shortest rest of a slot before it is read
@@ -44,16 +47,20 @@ class Keeping:
         cache: PrefixCache,
         states: States,
         slots: Slots,
+        points: Points,
         post: Callable[[Callable[[], None]], None],
         clock: Callable[[], float],
     ) -> None:
         self.held: set[BlockTable] = set()  # of states that are being read
         self.num_filling = 0  # states whose rows are being copied into blocks
-        self.has_windows = bool(cache.arena.layout.ending)  # which go on where they end alone, so tails go to disk
+        ending = cache.arena.layout.ending
+        self.keeps_tails = bool(ending)  # parts that end go on where they end alone, so tails go to disk with them
+        self._has_windows = any(isinstance(kind, WindowPart) for kind in ending.values())
         self._backend = backend
         self._cache = cache
         self._states = states
         self._slots = slots
+        self._points = points
         self._post = post
         self._clock = clock
         self._seconds_per_token = 0.0  # of reading a state
@@ -122,13 +129,13 @@ class Keeping:
             self.free(slot)
             return
         num_tokens = num_common(file.tokens.astype(np.uint32), unkept.ids)
-        sequence = self._sequence(unkept, num_tokens)
+        sequence = self._sequence(unkept, num_tokens, has_state=has_state(file, num_tokens))
         first = sequence.table.num_tokens
-        if num_tokens == first and not (first and self.has_windows):
+        if num_tokens == first and not (first and self._has_windows):
             self._cache.end(sequence, is_remembered=True)  # some may have left the disk since
             self._kept(slot, unkept, first)
             return
-        if not self._has_room(sequence):
+        if not self._carry(sequence):
             sequence.table.release()
             self._kept(slot, unkept, first)
             return
@@ -139,13 +146,18 @@ class Keeping:
         except RekindleError as error:
             self._not_filled(slot, unkept, sequence.table, error)
 
-    def _sequence(self, unkept: Unkept, num_tokens: int) -> Sequence:
-        """A sequence of the first tokens of a turn, with those of its blocks that are in memory."""
+    def _sequence(self, unkept: Unkept, num_tokens: int, *, has_state: bool) -> Sequence:
+        """A sequence of the first tokens of a turn, with those of its blocks that are in memory; the last one of these
+        is copied again if a file has its state."""
         ids, pool = unkept.ids[:num_tokens], self._cache.pool
         sequence = Sequence(unkept.root, ids, self._cache.new_table(), "continuation", "prefill")
         sequence.resume_points |= {at for at in unkept.resume_points if at <= num_tokens}
+        if self._points:
+            sequence.resume_points = {num_tokens} if has_state else set()
         sequence.saves, sequence.hot_tokens = unkept.saves, min(unkept.num_reused, num_tokens)
         known = pool.try_reuse_prefix(unkept.root, ids)
+        if has_state and len(known) * pool.block_tokens == num_tokens and not self._points.snapshots.end(known[-1]):
+            pool.release(known.pop())
         given = self._with_windows(known)
         sequence.table.append_shared(known, len(known) * pool.block_tokens)
         for slots, block in given:
@@ -180,22 +192,50 @@ class Keeping:
         return given
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Reserve blocks for a sequence, with their parts of windows for the end alone; what they held is wiped."""
-        table, cache = sequence.table, self._cache
-        num_before = len(table.blocks)
+        """Reserve blocks for a sequence, with their parts of windows for the end alone; what they held is wiped.
+
+        Where there is no room nothing is evicted, but for parts of windows.
+        """
+        table, cache, pool = sequence.table, self._cache, self._cache.pool
+        num_before, step = len(table.blocks), STEP_TOKENS if self._has_windows else sequence.num_prompt
+        has_blocks = -(-sequence.num_prompt // pool.block_tokens) - num_before <= pool.num_free + pool.num_cached
         while table.num_tokens < sequence.num_prompt:
-            end = min(sequence.num_prompt, table.num_tokens + STEP_TOKENS)
-            if not cache.prepare(sequence, end):
+            end = min(sequence.num_prompt, table.num_tokens + step)
+            if not has_blocks or not cache.prepare(sequence, end):
                 logger.warning("hot memory has no room for %d tokens: they are not kept", sequence.num_prompt)
                 return False
             table.num_tokens = end
-            table.end_parts()
+            if self._has_windows:
+                table.end_parts()
         for block in table.blocks[num_before:]:
-            for slots in cache.pool.windows:
+            for slots in pool.windows:
                 if slots.has(block) and not slots.is_held(block):
                     slots.drop(block)
             cache.arena.wipe(block)
         return True
+
+    def _carry(self, sequence: Sequence) -> bool:
+        """Reserve blocks for a sequence, the first of which gets the state of an earlier turn that ended in it; False
+        without room for them.
+
+        That state is in a tail, which leaves the disk once a longer block is in its place.
+        """
+        pool, size, index = self._cache.pool, self._cache.pool.block_tokens, len(sequence.table.blocks)
+        if not self._points or sequence.resume_points & {*range(index * size + 1, (index + 1) * size + 1)}:
+            return self._has_room(sequence)
+        tail = self._points.tail(sequence.parent_of(index), sequence.ids[index * size : (index + 1) * size])
+        if tail is None:
+            return self._has_room(sequence)
+        sequence.resume_points.add(self._points.snapshots.end(tail))
+        pool.share(tail)
+        (slots,) = pool.windows
+        slots.hold(tail)
+        has_room = self._has_room(sequence)
+        if has_room and slots.has(block := sequence.table.blocks[index]):
+            self._points.snapshots.copy(tail, block)
+        slots.release(tail)
+        pool.release(tail)
+        return has_room
 
     async def _fill(
         self, slot: Slot, unkept: Unkept, file: SlotFile, sequence: Sequence, first: int, began: float
@@ -226,7 +266,9 @@ class Keeping:
         self._seconds_per_token = (self._clock() - began) / max(1, sequence.num_prompt)
         sequence.num_computed = sequence.num_prompt
         self._cache.publish(sequence)
-        if not self.has_windows and sequence.saves == "all":
+        if self._points:
+            self._cache.ending.mark(sequence.table, sequence.resume_points)
+        if not self.keeps_tails and sequence.saves == "all":
             # The tail stays in memory: on disk it would be written again with every turn.
             sequence.saves, sequence.hot_tokens = "seen", sequence.num_prompt
         self._cache.end(sequence, is_remembered=True)

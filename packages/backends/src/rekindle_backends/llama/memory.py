@@ -14,6 +14,7 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from rekindle.errors import Overloaded, RekindleError
 from rekindle.store.commands import StoreCommand
 from rekindle_backends.client import RETRY_S, Backend
 from rekindle_backends.llama.keeping import Keeping
+from rekindle_backends.llama.points import MOST_KEPT, Points
 from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of
 from rekindle_backends.llama.states import States
 from rekindle_backends.llama.transfer import resumable
@@ -62,7 +64,8 @@ class SlotMemory:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self.slots = Slots(num_slots)
+        self._points = Points(cache)
+        self.slots = Slots(num_slots, () if self._points else None)
         self.restores = True  # False once this server was found to do nothing with what it restores
         self._backend = backend
         self._cache = cache
@@ -75,7 +78,13 @@ class SlotMemory:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._num_useless = 0
         self.keeping = Keeping(
-            backend=backend, cache=cache, states=states, slots=self.slots, post=self._post, clock=clock
+            backend=backend,
+            cache=cache,
+            states=states,
+            slots=self.slots,
+            points=self._points,
+            post=self._post,
+            clock=clock,
         )
 
     # Requests
@@ -94,18 +103,47 @@ class SlotMemory:
             return "wait"
         if num_held >= num_stored:
             return self._begin(request, slot, has_own=num_held > 0)
+        if self._points:
+            return self._resumed(request, slot, num_held)
         attached = self._cache.attach(sequence, (), alone=not self._running)
         if attached != "ready":
             return "loading" if attached == "loading" else "wait"
         return self._restored(request, slot, num_held)
 
     def _num_stored(self, sequence: Sequence) -> int:
-        """How many tokens of a prompt are known to be in memory or on disk, whole blocks."""
+        """How many tokens of a prompt are known to be in memory or on disk, whole blocks; with recurrent layers, up to
+        where it can be resumed."""
+        if self._points:
+            return max((each.num_tokens for each in self._points.before(sequence, sequence.num_prompt - 1)), default=0)
         pool, size = self._cache.pool, sequence.block_tokens
         index = (sequence.num_prompt - 1) // size
-        while index and pool.block_of(name := sequence.hash_at(index - 1)) is None and not self._cache.is_stored(name):
+        while index and pool.block_of(name := sequence.hash_at(index - 1)) is None and not self._cache.stored(name):
             index -= 1
         return index * size
+
+    def _resumed(self, request: Request, slot: Slot, num_held: int) -> Place | Literal["wait", "loading"]:
+        """Restore the last turn's end that a prompt has in common with what is stored, if its slot has less."""
+        sequence, pool = request.sequence, self._cache.pool
+        for point in self._points.before(sequence, sequence.num_prompt - 1):
+            if point.num_tokens <= num_held:
+                break
+            blocks = self._points.bring(sequence, point, alone=not self._running)
+            if isinstance(blocks, str):
+                return blocks
+            if blocks is None:
+                continue
+            num_tokens = resumable(self._cache.arena, blocks, point.num_tokens)
+            if num_tokens > num_held:
+                table, size = self._cache.new_table(), pool.block_tokens
+                pool.release_all(blocks[-(-num_tokens // size) :])
+                table.append_shared(blocks[: -(-num_tokens // size)], num_tokens)
+                loaded = [index for index, block in enumerate(table.blocks) if pool.name(block) in sequence.loaded]
+                sequence.warm_tokens = sum(min(num_tokens - index * size, size) for index in loaded)
+                sequence.note_resumed(num_tokens, num_matched=max(num_tokens, point.num_tokens))
+                return self._put_back(request, slot, table)
+            pool.release_all(blocks)
+            sequence.tried_loads.add(point.last)  # its state is after more tokens than the prompt shares
+        return self._begin(request, slot, has_own=num_held > 0)
 
     def _begin(self, request: Request, slot: Slot, *, has_own: bool) -> Place:
         """Let a request use what its slot has, or nothing."""
@@ -127,12 +165,15 @@ class SlotMemory:
             table.release()
             return self._begin(request, slot, has_own=num_held > 0)
         sequence.num_computed = 0
-        table = self._cut(table, num_tokens)
-        running = _Running(slot, self._generation, num_tokens, table)
+        return self._put_back(request, slot, self._cut(table, num_tokens))
+
+    def _put_back(self, request: Request, slot: Slot, table: BlockTable) -> Place:
+        """Restore the tokens of a table in a slot before a request is computed there."""
+        running = _Running(slot, self._generation, table.num_tokens, table)
         self._take(request, running)
         slot.forget()
         self.keeping.held.add(table)
-        prepare = partial(self._restore, running, table, sequence.ids[:num_tokens].copy())
+        prepare = partial(self._restore, running, table, request.sequence.ids[: table.num_tokens].copy())
         return Place({"id_slot": slot.number, "cache_prompt": True}, prepare)
 
     def _cut(self, table: BlockTable, num_tokens: int) -> BlockTable:
@@ -185,10 +226,14 @@ class SlotMemory:
                 running.slot.forget()
             return Ended(sequence.ids[:0].copy(), (), Head(sequence.root, 0))
         ids = sequence.ids[:num_computed].copy()
+        if self._points:
+            found = islice(self._points.before(sequence, num_computed), MOST_KEPT)
+            sequence.resume_points = {each.num_tokens for each in found}
         hashes, last = heads_of(sequence.root, ids, sequence.block_tokens)
         if running.generation == self._count():
             slot, before = running.slot, running.slot.unkept
             slot.ids, slot.root, slot.owner = ids, sequence.root, (request.namespace, request.agent)
+            slot.note_points(sequence.num_prompt, sequence.reused_tokens)
             points = frozenset(at for at in sequence.resume_points if at <= len(ids))
             slot.unkept = Unkept(
                 sequence.root, ids, points, self._clock(), {*hashes, last}, sequence.saves, sequence.reused_tokens
@@ -197,7 +242,7 @@ class SlotMemory:
                 slot.unkept.saves = "all" if before.saves == "all" else sequence.saves
                 slot.unkept.since, slot.unkept.urgent = before.since, before.urgent
                 slot.unkept.commands = before.commands
-        if self.keeping.has_windows:
+        if self.keeping.keeps_tails:
             return Ended(ids, hashes, Head(last, len(ids)))
         return Ended(ids, hashes, Head(hashes[-1] if hashes else sequence.root, len(hashes) * sequence.block_tokens))
 
@@ -212,9 +257,9 @@ class SlotMemory:
 
     @property
     def is_writing(self) -> bool:
-        """Whether rows are being copied into blocks that others know: the windows of these. Blocks that are new are
+        """Whether rows are being copied into blocks that others know: their windows and states. New ones are
         known to nobody before they are full."""
-        return self.keeping.has_windows and self.keeping.num_filling > 0
+        return self.keeping.keeps_tails and self.keeping.num_filling > 0
 
     def step(self, now: float) -> None:
         """Take what other threads report; begin to read the slots that are due."""

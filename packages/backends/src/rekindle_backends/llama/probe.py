@@ -19,7 +19,8 @@ from rekindle.spec import KVLayout
 from rekindle_backends.client import Backend
 from rekindle_backends.llama.layout import layout_of
 from rekindle_backends.llama.ram_disk import SlotFolder
-from rekindle_backends.llama.slot_file import FileShape, SlotFile
+from rekindle_backends.llama.shapes import FileShape
+from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.wire import error_text
 
 NUM_PROBED = 8

@@ -19,6 +19,7 @@ from rekindle.store.commands import StoreCommand
 
 NOTHING = np.zeros(0, dtype=np.uint32)
 LEAST_GAIN = 64  # tokens that reading must save over what a slot has
+CHECKPOINT_TOKENS = 4  # before the end of a prompt llama-server keeps a state (server-context.cpp, checkpoint_offsets)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +47,13 @@ class Unkept:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot: the ids (uint32) of the tokens it has, of which namespace's `root`; for whom it last computed."""
+    """One slot: the ids (uint32) of the tokens it has, of which namespace's `root`; for whom it last computed.
+
+    `points`: after how many of them it can go on; None: after any number.
+    """
 
     number: int
+    points: tuple[int, ...] | None = None
     ids: np.ndarray = field(default_factory=lambda: NOTHING)
     root: BlockHash | None = None
     owner: tuple[str, str] | None = None
@@ -58,19 +63,33 @@ class Slot:
     unkept: Unkept | None = None
 
     def common(self, root: BlockHash, ids: np.ndarray) -> int:
-        """How many leading tokens of these ids it has; none of another namespace's."""
-        return num_common(self.ids, ids) if root == self.root else 0
+        """After how many leading tokens of a prompt's ids it can go on; none of another namespace's."""
+        num_tokens = num_common(self.ids, ids) if root == self.root else 0
+        if self.points is None:
+            return num_tokens
+        return max((at for at in self.points if at <= num_tokens and at < len(ids)), default=0)
+
+    def note_points(self, num_prompt: int, num_reused: int) -> None:
+        """Note where it can go on after a prompt, of which so much was reused, and a reply: at its end, and where
+        llama-server keeps a checkpoint."""
+        if self.points is None:
+            return
+        points = {at for at in self.points[:-1] if at <= num_reused}
+        if num_prompt - CHECKPOINT_TOKENS > num_reused:
+            points.add(num_prompt - CHECKPOINT_TOKENS)
+        self.points = (*sorted(points), len(self.ids))
 
     def forget(self) -> None:
         """It has nothing that is known."""
         self.ids, self.root, self.owner, self.unkept = NOTHING, None, None, None
+        self.points = None if self.points is None else ()
 
 
 class Slots:
-    """The slots of one server, by their numbers."""
+    """The slots of one server, by their numbers; of a model with recurrent layers they go on at some `points` alone."""
 
-    def __init__(self, count: int) -> None:
-        self._slots = [Slot(number) for number in range(count)]
+    def __init__(self, count: int, points: tuple[int, ...] | None = None) -> None:
+        self._slots = [Slot(number, points) for number in range(count)]
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)

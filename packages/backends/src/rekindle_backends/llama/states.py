@@ -19,7 +19,8 @@ from rekindle.errors import BackendFailed
 from rekindle.kv.arena import KVArena
 from rekindle_backends.client import Backend
 from rekindle_backends.llama.ram_disk import SlotFolder
-from rekindle_backends.llama.slot_file import FileShape, SlotFile
+from rekindle_backends.llama.shapes import FileShape
+from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.transfer import put, take
 
 T = TypeVar("T")
@@ -98,7 +99,9 @@ class States:
 
     def _new_name(self, num_tokens: int) -> str:
         """A name for a state of so many tokens, or a few more."""
-        return self._folder.new_name(int(self._arena.layout.token_bytes * (num_tokens + 256)))
+        layout = self._arena.layout
+        more = 0 if layout.state_part is None else layout.state_part.payload_bytes
+        return self._folder.new_name(int(layout.token_bytes * (num_tokens + 256)) + more)
 
     async def _act(self, slot: int, action: str, name: str | None) -> dict[str, Any]:
         body = {} if name is None else {"filename": name}

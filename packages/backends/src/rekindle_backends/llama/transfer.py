@@ -27,23 +27,17 @@ from rekindle.kv.arena import KVArena
 from rekindle.parts import WindowPart
 from rekindle.spec import LayerSections, Section
 from rekindle_backends.llama.layout import BLOCK_TOKENS, extra_section, presence_section
-from rekindle_backends.llama.slot_file import (
-    AttentionRows,
-    Bytes,
-    FileShape,
-    Ints,
-    Kind,
-    RowsToWrite,
-    SlotFile,
-    SlotFileError,
-    write,
-)
+from rekindle_backends.llama.sections import AttentionRows, Bytes, Ints, Kind, SlotFileError
+from rekindle_backends.llama.shapes import FileShape
+from rekindle_backends.llama.slot_file import RowsToWrite, SlotFile, write
+from rekindle_backends.llama.snapshots import Snapshots
 
 Flags = npt.NDArray[np.bool_]
 
 
 def take(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end: int) -> None:
-    """Copy tokens [first, end) of a file into the blocks of its conversation, and all rows of windows that they lack.
+    """Copy tokens [first, end) of a file into the blocks of its conversation, all rows of windows that they lack, and
+    the state after `end`, if the last block has an empty part for it.
 
     Rows of a window that the file lacks stay as they are. SlotFileError, and nothing is copied, if the file does not
     have every token of its text exactly once.
@@ -63,6 +57,20 @@ def take(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end:
         for begin, stop in _runs(there):
             at = int(np.searchsorted(positions, begin))
             _take_run(file, index, part, _cells(order[at : at + stop - begin]), range(begin, stop))
+    if not file.attention:
+        _Part.of(arena, 0, blocks).show(range(first, end))
+    if (states := Snapshots(arena)) and has_state(file, end) and states.is_empty(last := blocks[_last(end)]):
+        states.take(file, last)
+
+
+def has_state(file: SlotFile, num_tokens: int) -> bool:
+    """Whether a file has the state after so many tokens, which are all of its own."""
+    return file.state is not None and 0 < file.state.num_tokens == len(file.tokens) == num_tokens
+
+
+def _last(num_tokens: int) -> int:
+    """The block of the last of so many tokens."""
+    return (num_tokens - 1) // BLOCK_TOKENS
 
 
 def _order(rows: AttentionRows, num_tokens: int, *, is_full: bool) -> npt.NDArray[np.intp]:
@@ -100,8 +108,7 @@ def _take_run(file: SlotFile, index: int, part: _Part, cells: slice | npt.NDArra
             part.put(sections.v[0], positions, file.rows(index, layer, "v", cells))
     if rows.extra is not None:
         part.put(part.extra, positions, rows.extra[cells])
-    words = np.arange(positions.start + 1, positions.stop + 1, dtype="<i4")
-    part.put(part.presence, positions, words.view(np.uint8).reshape(-1, 4))
+    part.show(positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,11 @@ class _Part:
                 columns = slice(token * width, (token + end - begin) * width)
                 stored[self.rows[block], columns] = values[begin - at : end - at].reshape(-1)
 
+    def show(self, positions: range) -> None:
+        """Say of the rows of consecutive positions that they are there."""
+        words = np.arange(positions.start + 1, positions.stop + 1, dtype="<i4")
+        self.put(self.presence, positions, words.view(np.uint8).reshape(-1, 4))
+
     def get(self, section: Section, positions: range) -> Bytes:
         """A copy of the rows [tokens, bytes] of consecutive positions."""
         first, last = positions.start // BLOCK_TOKENS, -(-positions.stop // BLOCK_TOKENS)
@@ -157,13 +169,18 @@ class _Part:
 def resumable(arena: KVArena, blocks: Sequence[int], num_tokens: int) -> int:
     """How many of the first `num_tokens` tokens llama-server can go on from: the most whose rows are there; 0 if none.
 
-    Needed are all rows of full attention and, of a window of w tokens, the last w. With at most w tokens in a slot it
-    reuses nothing of a model with windows, as there is no room for a row that nobody sees.
+    Needed are all rows of full attention, of a window of w tokens the last w, and of recurrent layers the state after
+    the last token. With at most w tokens in a slot it reuses nothing of a model with windows, as there is no room for a
+    row that nobody sees.
     """
     num_tokens = min(num_tokens, BLOCK_TOKENS * len(blocks))
     ends = np.arange(num_tokens + 1)
     good = np.ones(num_tokens + 1, dtype=np.bool_)
+    if states := Snapshots(arena):
+        good[1:] = np.isin(ends[1:], states.ends(blocks))
     for part in arena.layout.parts:
+        if part == states.part:
+            continue
         there = _Part.of(arena, part.index, blocks).present(num_tokens)
         missing = np.where(there, -1, ends[:-1])
         last_missing = np.maximum.accumulate(np.concatenate([[-1], missing]))  # before each end
@@ -185,13 +202,14 @@ def put(
     """
     if not num_tokens or resumable(arena, blocks, num_tokens) != num_tokens:
         raise ValueError(f"llama-server cannot go on from {num_tokens:,} tokens: rows are missing")
-    full = _Part.of(arena, 0, blocks)
-    extra = full.get(full.extra, range(num_tokens)) if shape.attention[0].has_extra else None
-    sections = [_rows(full, range(num_tokens), extra)]
+    full, states = _Part.of(arena, 0, blocks), Snapshots(arena)
+    extra = full.get(full.extra, range(num_tokens)) if any(each.has_extra for each in shape.attention) else None
+    sections = [_rows(full, range(num_tokens), extra)] if shape.attention else []
     for part in arena.layout.parts[1:]:
-        assert isinstance(part.kind, WindowPart), f"{part.kind.name} is no part of a layout of llama.cpp's rows"
-        sections.append(_window(_Part.of(arena, part.index, blocks), num_tokens, part.kind.window, extra))
-    return write(path, shape, slot, tokens[:num_tokens], sections)
+        if isinstance(part.kind, WindowPart):
+            sections.append(_window(_Part.of(arena, part.index, blocks), num_tokens, part.kind.window, extra))
+    last = blocks[_last(num_tokens)]
+    return write(path, shape, slot, tokens[:num_tokens], sections, states.tensors(last) if states else ())
 
 
 def _rows(held: _Part, positions: range, extra: Bytes | None) -> RowsToWrite:
