@@ -294,16 +294,9 @@ class RemoteCore(Core):
     def rest(self) -> None:
         """Nothing: the backend has the threads that compute."""
 
-    def fail_all(self, error: RekindleError) -> None:
-        """Fail everything that runs or waits."""
-        for request in self.scheduler.everybody():
-            self._replies.fail(request, error)
-
     def check(self) -> None:
-        """Assert the invariants between steps: queues, pool, one answer for each request that runs, no block held."""
-        self.scheduler.check()
-        self.cache.check()
-        self.background.check()
+        """Assert the invariants between steps, one answer for each request that runs, and that no block is held."""
+        super().check()
         running = {request.id for request in self.scheduler.running}
         assert running == self._answers.keys(), f"{running} run, {self._answers.keys()} are at the backend"
         self._memory.check()

@@ -370,17 +370,9 @@ class EngineCore(Core):
         """Let what computes give back its threads until the next step."""
         self._runner.rest()
 
-    def fail_all(self, error: RekindleError) -> None:
-        """Fail everything that runs or waits."""
-        self.background.cancel_all()
-        for request in self.scheduler.everybody():
-            self._replies.fail(request, error)
-
     def check(self) -> None:
-        """Assert the invariants between steps: queues, pool, and that only running requests hold blocks."""
-        self.scheduler.check()
-        self.cache.check()
-        self.background.check()
+        """Assert the invariants between steps, and that only running requests hold blocks."""
+        super().check()
         for request in [*self.scheduler.waiting, *self.scheduler.loading]:
             assert not request.sequence.table.blocks, f"request {request.id} waits and holds blocks"
 

@@ -12,6 +12,7 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork
+from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError
@@ -34,11 +35,12 @@ class CoreCounts:
 
 
 class Core(Protocol):
-    """Called from the engine's thread only. What is not abstract is as for a core that computes here."""
+    """Called from the engine's thread only. What has a body is what both have, or as for a core that computes here."""
 
     cache: PrefixCache
     scheduler: Scheduler
     background: Background
+    _replies: Replies
 
     @property
     def counts(self) -> CoreCounts:
@@ -80,6 +82,12 @@ class Core(Protocol):
 
     def fail_all(self, error: RekindleError) -> None:
         """Fail everything that runs or waits."""
+        self.background.cancel_all()
+        for request in self.scheduler.everybody():
+            self._replies.fail(request, error)
 
     def check(self) -> None:
-        """Assert the invariants between steps."""
+        """Assert the invariants between steps: those of queues, pool and background work, and then a core's own."""
+        self.scheduler.check()
+        self.cache.check()
+        self.background.check()
