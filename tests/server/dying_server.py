@@ -6,7 +6,8 @@ import sys
 import threading
 
 from rekindle import Engine
-from rekindle.server.serve import open_listeners, run_server
+from rekindle.server.running import open_listeners
+from rekindle.server.serve import run_server
 from tests.engine.dying import died, poison
 from tests.given import settings_of
 from tests.proofs import proved

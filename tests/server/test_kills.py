@@ -19,7 +19,8 @@ from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import Client, free_port
-from rekindle.server.serve import open_listeners, run_server
+from rekindle.server.running import open_listeners
+from rekindle.server.serve import run_server
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
 from rekindle_pocket import conversations

@@ -11,8 +11,7 @@ import pytest
 from rekindle.model.sampling_defaults import HABITS
 from rekindle.server.border import OLLAMA, UNMANAGED
 from rekindle.server.ollama.bodies import OFF, OllamaChatBody, OllamaGenerateBody, OllamaOptions
-from rekindle.server.ollama.models import OllamaChatAnswer
-from rekindle.server.ollama.routes import VERSION
+from rekindle.server.ollama.models import VERSION, OllamaChatAnswer
 from tests.server.conftest import Served
 
 DOC = Path(__file__).parents[2].joinpath("docs", "ollama.md").read_text("utf-8")

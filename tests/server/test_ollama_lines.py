@@ -18,7 +18,8 @@ from rekindle.server.answers.answer import Answer
 from rekindle.server.gate.caller import Caller
 from rekindle.server.observers.metrics import Metrics
 from rekindle.server.ollama.calls import ModelSide, parse_chat
-from rekindle.server.ollama.reply import Heading, OllamaReply, chat_piece
+from rekindle.server.ollama.heading import Heading, chat_piece
+from rekindle.server.ollama.reply import OllamaReply
 from rekindle.text.replies import ReplyFormat
 from tests.server.test_log import report
 

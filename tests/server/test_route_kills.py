@@ -24,7 +24,8 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import Settings
-from rekindle.server.serve import open_listeners, run_server
+from rekindle.server.running import open_listeners
+from rekindle.server.serve import run_server
 from tests.forks import forking
 from tests.proofs import proved
 from tests.tiny_models import tiny_model_dir

@@ -41,7 +41,7 @@ OLLAMA = (
     ),
     one(
         "tokens counted without those that were reused",
-        "server/ollama/reply.py",
+        "server/ollama/heading.py",
         '"prompt_eval_count": report.prompt_tokens',
         '"prompt_eval_count": report.computed_tokens',
         f"{CHAT}::test_a_conversation_goes_on_where_it_was",

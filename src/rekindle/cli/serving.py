@@ -65,7 +65,8 @@ def _serve(settings: Settings) -> tuple[int | None, Settings]:
             from rekindle.engine.api import Engine
             from rekindle.server.descriptors import raise_limit
             from rekindle.server.recording import check_record
-            from rekindle.server.serve import open_listeners, run_server
+            from rekindle.server.running import open_listeners
+            from rekindle.server.serve import run_server
 
             raise_limit()
             stack.enter_context(_switching_often())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rekindle.engine.api import Engine
 from rekindle.errors import NotFound
 from rekindle.server.border import Dialect
+
+if TYPE_CHECKING:  # a server of several models computes nothing, and imports no torch
+    from rekindle.engine.api import Engine
 
 DEFAULT = "default"
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
@@ -18,6 +21,38 @@ MAX_NAME_CHARS = 100  # of a name, in error messages
 def rfc3339(at_s: float) -> str:
     """Return Unix seconds as a time in UTC."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def tagged(name: str) -> str:
+    """Return a name with a tag, as Ollama lists it."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def forms(name: str) -> set[str]:
+    """Return what a name in a request may stand for, in lower case: itself, and itself without Ollama's tag."""
+    return {name.casefold(), name.casefold().removesuffix(LATEST)}
+
+
+def is_any(name: str, dialect: Dialect) -> bool:
+    """Whether a name stands for whatever is served.
+
+    In Anthropic's dialect any name of Claude's does: its clients request several models by name, and not all of them
+    can be configured.
+    """
+    return dialect == "anthropic" and name.startswith("claude-")
+
+
+def unserved(name: str, served: Sequence[str], dialect: Dialect) -> NotFound:
+    """Return the error for a name that is not served; in Ollama's dialect it begins in its words, which clients look
+    for."""
+    if dialect == "ollama":
+        missing = json.dumps(name[:MAX_NAME_CHARS], ensure_ascii=False)
+        others = ", ".join(map(tagged, served))
+        message = f"model {missing} not found, try pulling it first (not from here: this server has {others})"
+    else:
+        names = ", ".join(map(repr, served))
+        message = f"model {name!r} is not served here; {names} {'is' if len(served) == 1 else 'are'}"
+    return NotFound(message, param="model")
 
 
 class ServedModel:
@@ -34,25 +69,15 @@ class ServedModel:
         self._names = {each.casefold() for each in names}
 
     def require(self, name: str | None, *, dialect: Dialect = "openai") -> None:
-        """Raise NotFound unless `name` is a name of the served model, in upper or lower case, or None.
-
-        In Anthropic's dialect any name of Claude's is accepted: its clients request several models by name, and not
-        all of them can be configured. In Ollama's the error begins in its words, which clients look for.
-        """
-        if name is None or {name.casefold(), name.casefold().removesuffix(LATEST)} & self._names:
+        """Raise NotFound unless `name` is a name of the served model, in upper or lower case, or None."""
+        if name is None or forms(name) & self._names or is_any(name, dialect):
             return
-        if dialect == "anthropic" and name.startswith("claude-"):
-            return
-        message = f"model {name!r} is not served here; {self.name!r} is"
-        if dialect == "ollama":
-            missing = json.dumps(name[:MAX_NAME_CHARS], ensure_ascii=False)
-            message = f"model {missing} not found, try pulling it first (not from here: this server has {self.tagged})"
-        raise NotFound(message, param="model")
+        raise unserved(name, [self.name], dialect)
 
     @property
     def tagged(self) -> str:
         """The served name with a tag, as Ollama lists it."""
-        return self.name if ":" in self.name.rpartition("/")[2] else self.name + LATEST
+        return tagged(self.name)
 
     def described_for_anthropic(self) -> dict[str, Any]:
         """Return the entry of /v1/models in Anthropic's shape."""

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -21,9 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle import allocator
 from rekindle.config import WORDS_SHARE, ServerSettings
-from rekindle.engine.api import Engine
 from rekindle.server.border import HttpError, Problem, invalid
 from rekindle.server.gate.caller import access_of
+
+if TYPE_CHECKING:  # a server of several models computes nothing, and imports no torch
+    from rekindle.engine.api import Engine
 
 MIN_BYTES_PER_S = 16 << 10  # a body slower than this, beyond `read_timeout_s`, times out
 BODIES_AT_ONCE = 8  # budget of all requests together, in bodies of the largest size (256 MiB by default)

@@ -22,6 +22,7 @@ THINKING = ("low", "medium", "high", "max")
 UNITS_S: Mapping[str, float] = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 _SECONDS = {"anyOf": [{"type": "number"}, {"type": "string"}]}
 _PART = rf"([0-9]+\.?[0-9]*|\.[0-9]+)({'|'.join(UNITS_S)})"
+_FOR_GOOD = re.compile(r"-[0-9]{1,9}")  # Go wants a unit, but this is often written
 _DURATION = re.compile(rf"([-+]?)(?:0|(?:{_PART})+)")
 # Options for loading a model, which is loaded already; no answer depends on them.
 LOADING = frozenset(
@@ -50,6 +51,8 @@ def _seconds(value: Any) -> Any:
     """Return a duration in seconds; anything but a text as it is."""
     if not isinstance(value, str):
         return value
+    if _FOR_GOOD.fullmatch(value):
+        return float(value)
     found = _DURATION.fullmatch(value)
     if found is None:
         raise PydanticCustomError("duration", "use seconds, or a duration such as 5m")
@@ -58,6 +61,7 @@ def _seconds(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+KeepAlive = Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_SECONDS)]
 
 
 class OllamaOptions(StrictModel):
@@ -96,8 +100,9 @@ class AskBody(StrictModel):
         default=None,
         description=f"whether to reason, or how much: {', '.join(THINKING)}; not given: as the chat template does",
     )
-    keep_alive: Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_SECONDS)] | None = Field(
-        default=None, description="seconds, or a duration such as `5m`; the model stays loaded in any case"
+    keep_alive: KeepAlive | None = Field(
+        default=None,
+        description="seconds, or a duration such as `5m`, below 0 for good; a server of one model keeps it in any case",
     )
     logprobs: bool | None = Field(default=None, description="return the log probability of every token")
     top_logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description="alternatives to each token")

@@ -9,6 +9,10 @@ from pydantic import Field
 from rekindle.server.answers.options import RekindleReport
 from rekindle.server.answers.validation import StrictModel
 
+# The version of Ollama whose interface this is: clients refuse old ones, or leave out what came later.
+VERSION = "0.13.0"
+FOREVER = "9999-12-31T23:59:59Z"
+
 
 class OllamaErrorReply(StrictModel):
     """Every error under /api has this shape; in a stream it is the last line."""

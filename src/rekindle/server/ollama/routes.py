@@ -19,15 +19,13 @@ from rekindle.server.gate.caller import Caller
 from rekindle.server.models import ServedModel, rfc3339
 from rekindle.server.ollama.bodies import OllamaShowBody
 from rekindle.server.ollama.calls import ModelSide, OllamaCall, Parse, parse_chat, parse_generate
-from rekindle.server.ollama.models import OllamaModelCard, OllamaRunning, OllamaTags, OllamaVersion
-from rekindle.server.ollama.reply import Heading, OllamaReply, Piece, chat_piece, text_piece
+from rekindle.server.ollama.heading import Heading, Piece, chat_piece, text_piece
+from rekindle.server.ollama.models import FOREVER, VERSION, OllamaModelCard, OllamaRunning, OllamaTags, OllamaVersion
+from rekindle.server.ollama.reply import OllamaReply
 from rekindle.text.omissions import Omissions
 
 CHAT_PATH = "/api/chat"
 GENERATE_PATH = "/api/generate"
-# The version of Ollama whose interface this is: clients refuse old ones, or leave out what came later.
-VERSION = "0.13.0"
-FOREVER = "9999-12-31T23:59:59Z"
 SHOW_PATH = "/api/show"
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _FORMATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}  # as Ollama names dtypes
