@@ -164,7 +164,7 @@ FRONTS: tuple[Mutant, ...] = (
     one(
         "a front that leaves processes of a vLLM which has ended",
         KEEPER,
-        "    _end_rest(process.pid)\n",
+        "    _end_rest(process.pid, stop_s)\n",
         "",
         f"{OF_OWN}::test_one_that_ends_is_started_again",
     ),

@@ -49,7 +49,7 @@ from rekindle_backends.llama.sections import SlotFileError
 from rekindle_backends.llama.served import LlamaServed
 from rekindle_backends.llama.states import States
 from rekindle_backends.memory import Memory, TextMemory
-from rekindle_backends.process import OwnServer
+from rekindle_backends.process import EndedEarly, OwnServer
 from rekindle_backends.served import Served, check_tokens
 from rekindle_backends.vllm_command import vllm_command
 
@@ -246,7 +246,10 @@ def _own(settings: Settings, source: Source, folder: SlotFolder | None, *, use_s
         records = settings.store.own_directory() / "vllm" if use_store else None
         command = vllm_command(source.fetch(), source.name, flags=flags, records=records)
     own = OwnServer(command)
-    own.start()
+    try:
+        own.start()
+    except EndedEarly as error:
+        raise ConfigError(f"backend: {error}: what it wrote last says why; its flags are in backend_flags") from error
     return own
 
 

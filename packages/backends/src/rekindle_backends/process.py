@@ -27,7 +27,7 @@ import httpx
 
 from rekindle.errors import ConfigError, Overloaded, RekindleError, Unavailable
 from rekindle.worker import Worker
-from rekindle_backends.keeper import OF_SIGNALS
+from rekindle_backends.keeper import OF_SIGNALS, STOP_S
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -41,14 +41,22 @@ RETRY_S = 10.0  # what clients are asked to wait: a small model takes longer to 
 class Command:
     """A command that serves at `url`, on this machine; `title` is what users call it.
 
-    `environment` is added to ours. `key` is what the server wants of its clients.
+    `environment` is added to ours; None takes a variable away. `key` is what the server wants of its clients. It is
+    killed when it has not ended `stop_s` after it was asked to. `ask_s`: how long each question waits for whether it
+    answers already; long for one that listens before it does.
     """
 
     title: str
     arguments: tuple[str, ...]
     url: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
     key: str | None = None
+    stop_s: float = STOP_S
+    ask_s: float = ASK_S
+
+
+class EndedEarly(ConfigError):
+    """The server ended before it answered: the message says how."""
 
 
 def free_url() -> str:
@@ -66,7 +74,8 @@ def place_of(url: str) -> list[str]:
 class OwnServer:
     """A server and its keeper; `start` it, `stop` it once. Any thread may call any method.
 
-    What it logs goes where our own log goes.
+    What it writes goes to the file descriptor `output`: where our own log goes, unless another is given. `given_up` is
+    called when it has ended and is not started again; with no pauses that is at its first end.
     """
 
     def __init__(
@@ -75,8 +84,12 @@ class OwnServer:
         *,
         pauses_s: Sequence[float] = PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
+        output: int = 2,
+        given_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.command = command
+        self._output = output
+        self._given_up = given_up
         self.num_starts = 0
         self._pauses_s = tuple(pauses_s)
         self._clock = clock
@@ -88,13 +101,10 @@ class OwnServer:
         self.worker = Worker("server", self._supervise, on_death=lambda death: None)
 
     def start(self) -> None:
-        """Start the server and wait until it answers; ConfigError if it ends before that."""
+        """Start the server and wait until it answers; EndedEarly if it ends before that."""
         try:
             if not (self._spawn() and self._answers()):
-                raise ConfigError(
-                    f"backend: {self.command.title} {self._end()} before it answered: what it wrote last says why; its "
-                    "flags are in backend_flags"
-                )
+                raise EndedEarly(f"{self.command.title} {self._end()} before it answered")
         except BaseException:
             self.stop()
             raise
@@ -123,11 +133,13 @@ class OwnServer:
             if self._stopping.is_set():
                 return False
             self.num_starts += 1
+            environment = {**os.environ, **self.command.environment}
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "rekindle_backends.keeper", *self.command.arguments],
-                env={**os.environ, **self.command.environment},
+                [sys.executable, "-m", "rekindle_backends.keeper", str(self.command.stop_s), *self.command.arguments],
+                env={name: value for name, value in environment.items() if value is not None},
                 stdin=subprocess.PIPE,
-                stdout=2,  # where our own log goes
+                stdout=self._output,
+                stderr=self._output,
                 start_new_session=True,  # a Ctrl-C in a terminal is for us: we end it
             )
         return True
@@ -135,7 +147,7 @@ class OwnServer:
     def _answers(self) -> bool:
         """Wait until the server answers; False if it ends before that."""
         assert self._keeper is not None, "nothing was started"
-        with httpx.Client(timeout=ASK_S, trust_env=False) as client:
+        with httpx.Client(timeout=self.command.ask_s, trust_env=False) as client:
             while self._keeper.poll() is None:
                 with contextlib.suppress(httpx.HTTPError):
                     if client.get(f"{self.command.url}/health").status_code == httpx.codes.OK:
@@ -182,11 +194,14 @@ class OwnServer:
 
     def _give_up(self, why: str) -> None:
         self._is_given_up = True
-        self._problem = (
-            f"{self.command.title} {why}; after {len(self._pauses_s)} attempts to start it again it is given up: look "
-            "at its log, then restart this server"
-        )
+        self._problem = f"{self.command.title} {why}"
+        if self._pauses_s:
+            self._problem += (
+                f"; after {len(self._pauses_s)} attempts to start it again it is given up: look at its log, then "
+                "restart this server"
+            )
         logger.error("%s", self._problem)
+        self._given_up()
 
 
 def _close(keeper: subprocess.Popen[bytes]) -> None:
