@@ -1,6 +1,6 @@
 // The list of sessions, and how to begin one.
 
-import { Refused, ask, hasKey } from "./api.js";
+import { Refused, ask, hasKey, here } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
 import { ago, counted, listed } from "./words.js";
 
@@ -49,7 +49,7 @@ function curl() {
     agents: [{ name: "Ada" }, { name: "Bo" }, { name: "Cy" }],
     sampling: { max_tokens: 48 },
   };
-  return `curl ${location.origin}${ROOT}${key} \\\n  -d '${JSON.stringify(body)}'`;
+  return `curl ${here(ROOT)}${key} \\\n  -d '${JSON.stringify(body)}'`;
 }
 
 function makeRow({ id }) {

@@ -1,6 +1,6 @@
 // The table of agents: who remembers how much, where it lies, and what the last request reused.
 
-import { hasKey } from "./api.js";
+import { hasKey, here } from "./api.js";
 import { chatWith } from "./chat.js";
 import { byId, el, keyed, say } from "./dom.js";
 import { ago, bytes, clock, count, counted, duration, listed, share, short } from "./words.js";
@@ -51,7 +51,7 @@ function onDisk(written) {
 
 function firstCurl() {
   const key = hasKey() ? " -H 'Authorization: Bearer KEY'" : "";
-  return `curl ${location.origin}/v1/chat/completions${key} -H 'X-Agent-ID: ada' \\\n  -d '{"messages": [{"role": "user", "content": "The copper key is in the attic."}]}'`;
+  return `curl ${here("/v1/chat/completions")}${key} -H 'X-Agent-ID: ada' \\\n  -d '{"messages": [{"role": "user", "content": "The copper key is in the attic."}]}'`;
 }
 
 function makeRow({ id }) {

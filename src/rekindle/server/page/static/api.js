@@ -27,13 +27,18 @@ function headersOf(more) {
   return { ...(key ? { Authorization: `Bearer ${key}` } : {}), ...more };
 }
 
+/** Where a path of the server is: next to this page, which may be one of several models' under /models/NAME/. */
+export function here(path) {
+  return new URL(path.replace(/^\//, ""), document.baseURI);
+}
+
 async function sent(method, path, { body, headers = {}, signal } = {}) {
   const type = body === undefined ? {} : { "Content-Type": "application/json" };
   const options = { method, headers: headersOf({ ...type, ...headers }), signal, cache: "no-store" };
   if (body !== undefined) options.body = JSON.stringify(body);
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(here(path), options);
   } catch (error) {
     if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw error;
     throw new Unreachable("the server does not answer");
