@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.errors import ConfigError
+from rekindle.harness.own_server import OwnServer
 from rekindle.kv.arena import KVArena
 from rekindle_backends.client import Address, Backend
 from rekindle_backends.llama.command import llama_command
@@ -28,7 +29,6 @@ from rekindle_backends.llama.layout import BLOCK_TOKENS
 from rekindle_backends.llama.probe import probe
 from rekindle_backends.llama.ram_disk import RamDisk
 from rekindle_backends.llama.states import States
-from rekindle_backends.process import OwnServer
 
 LONG, OTHER = 0, 1  # the slot whose state is moved, and one that computes meanwhile
 SPARE_TOKENS = 512  # of a slot, after its prompt

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import ConfigError, Unavailable
+from rekindle.harness.own_server import STEADY_S, OwnServer
 from rekindle_backends.client import Address, Arrived, Backend
-from rekindle_backends.process import STEADY_S, OwnServer
 from rekindle_backends.vllm_command import connector_config, vllm_command
 from rekindle_backends.wire import Call, read_piece
 from tests.needs import ROOT
@@ -48,7 +48,7 @@ with foreign(url="http://127.0.0.1:" + port, body=chunk([5], "length") + usage(3
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rekindle_backends.process import OwnServer
+from rekindle.harness.own_server import OwnServer
 from rekindle_backends.vllm_command import vllm_command
 OwnServer(vllm_command(Path("model"), "name", flags=(), records=None)).start()
 os.kill(os.getpid(), signal.SIGKILL)

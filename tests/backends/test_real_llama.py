@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rekindle.harness.own_server import OwnServer
 from rekindle.model.checkpoint import Source
 from rekindle.text.constraints.types import Constraint
 from rekindle.text.prompt import PromptEncoder
@@ -24,7 +25,6 @@ from rekindle_backends.llama.calls import written
 from rekindle_backends.llama.command import llama_command
 from rekindle_backends.llama.gaps import Gaps
 from rekindle_backends.llama.wire import COMPLETION, EventReader, completion_body
-from rekindle_backends.process import OwnServer
 from rekindle_backends.wire import Call, Piece
 from tests.backends.llama.recording import Recording, forms, is_part, record
 from tests.backends.test_memory import asked, text_of

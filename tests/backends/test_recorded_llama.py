@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rekindle.harness.own_server import free_url
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.transfer import put, resumable, take
-from rekindle_backends.process import free_url
 from tests.backends.llama import imitation
 from tests.backends.llama.recording import (
     ASKED,

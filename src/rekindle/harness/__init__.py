@@ -1,1 +1,1 @@
-"""A server process and clients of its HTTP, for the demo, the commands, measurements and tests."""
+"""Server processes and clients of their HTTP, for the demo, the commands, engines elsewhere, measurements and tests."""

@@ -16,8 +16,8 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import ConfigError
+from rekindle.harness.own_server import free_url, place_of
 from rekindle_backends.llama import joined
-from rekindle_backends.process import free_url, place_of
 from tests.backends.llama import imitation
 from tests.backends.llama.recording import write_model
 from tests.backends.llama.test_slot_memory import WINDOW, Talk

@@ -24,6 +24,7 @@ from rekindle.engine.components import Components
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.factory import check_places
 from rekindle.errors import BackendFailed, ConfigError
+from rekindle.harness.own_server import EndedEarly, OwnServer
 from rekindle.kv.arena import KVArena
 from rekindle.model.checkpoint import Source
 from rekindle.model.described import DescribedModel
@@ -49,7 +50,6 @@ from rekindle_backends.llama.sections import SlotFileError
 from rekindle_backends.llama.served import LlamaServed
 from rekindle_backends.llama.states import States
 from rekindle_backends.memory import Memory, TextMemory
-from rekindle_backends.process import EndedEarly, OwnServer
 from rekindle_backends.served import Served, check_tokens
 from rekindle_backends.vllm_command import vllm_command
 

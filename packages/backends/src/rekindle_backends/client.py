@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import httpx
 
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
+from rekindle.harness.own_server import OwnServer
 from rekindle.worker import Worker, described
-from rekindle_backends.process import OwnServer
 from rekindle_backends.wire import MODELS, MOST_BODY_BYTES, Call, EventLines, Piece, error_text, parsed
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.errors import ConfigError
-from rekindle_backends.process import Command, free_url, place_of
+from rekindle.harness.own_server import Command, free_url, place_of
 
 DETAILS = "--enable-prompt-tokens-details"
 UNLOGGED = ("--disable-access-log-for-endpoints", "/health,/v1/models")  # which are asked every few seconds

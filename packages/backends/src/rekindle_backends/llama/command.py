@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from rekindle.errors import ConfigError
+from rekindle.harness.own_server import Command, free_url, place_of
 from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import gguf_in
-from rekindle_backends.process import Command, free_url, place_of
 
 PROGRAM = "llama-server"
 VARIABLE = "LLAMA_SERVER"  # has the path of a program of another name or place

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from rekindle.errors import ConfigError, Overloaded, RekindleError, Unavailable
+from rekindle.harness.keeper import OF_SIGNALS, STOP_S
 from rekindle.worker import Worker
-from rekindle_backends.keeper import OF_SIGNALS, STOP_S
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -135,7 +135,7 @@ class OwnServer:
             self.num_starts += 1
             environment = {**os.environ, **self.command.environment}
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "rekindle_backends.keeper", str(self.command.stop_s), *self.command.arguments],
+                [sys.executable, "-m", "rekindle.harness.keeper", str(self.command.stop_s), *self.command.arguments],
                 env={name: value for name, value in environment.items() if value is not None},
                 stdin=subprocess.PIPE,
                 stdout=self._output,
