@@ -13,9 +13,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rekindle.cli import app
-from rekindle.cli.console import parse_duration, show_ago
+from rekindle.cli.console import show_ago
 from rekindle.cli.settings import FLAG_GROUPS, help_of
-from rekindle.config import GONE, SETTINGS, ServerSettings, Settings, show_bytes
+from rekindle.config import GONE, SETTINGS, ServerSettings, Settings, parse_duration, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.harness.client import ServerProcess, variables
 from tests.given import UNSET

@@ -4,6 +4,8 @@
     rekindle.server      function of a `server.extension.Context`: returns an `Extension` with its routes
     rekindle.front       function of `Settings` and a `clock`: returns the `Components` of an engine for which another
                          server computes
+    rekindle.models      function of `Settings` and of what takes the banner: serves several models until a signal, and
+                         returns its number
     rekindle.forget      function of a file of sessions, a namespace and an agent: deletes what is kept of it there
 
 A distribution of another version fails when its entry point is loaded, with a ConfigError that names it.
@@ -16,7 +18,7 @@ from typing import Any, Literal
 
 from rekindle.errors import ConfigError
 
-Group = Literal["rekindle.commands", "rekindle.server", "rekindle.front", "rekindle.forget"]
+Group = Literal["rekindle.commands", "rekindle.server", "rekindle.front", "rekindle.forget", "rekindle.models"]
 
 
 def extensions(group: Group) -> list[EntryPoint]:

@@ -10,6 +10,7 @@ from tools.defects.drawing import DRAWN
 from tools.defects.fleets import FLEET
 from tools.defects.front import FRONTS
 from tools.defects.gate import GATE
+from tools.defects.host import HOSTS
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
@@ -53,6 +54,7 @@ MUTANTS = (
     *SECRET,
     *TIER,
     *FRONTS,
+    *HOSTS,
     *LLAMA,
     *SLOTS,
     *GATE,

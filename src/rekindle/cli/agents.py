@@ -11,11 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 from rekindle.cli import stopped
-from rekindle.cli.console import parse_duration, show_ago, show_duration, show_id, show_table
+from rekindle.cli.console import show_ago, show_duration, show_id, show_table
 from rekindle.cli.remote import Remote, Unreachable
 from rekindle.cli.settings import GroupedCommand, with_settings
 from rekindle.cli.why import AgentArgument, JsonOption, UrlOption, ask_of_agent
-from rekindle.config import Settings, show_bytes
+from rekindle.config import Settings, parse_duration, show_bytes
 
 HEAD = ("AGENT", "TOKENS", "SAVED", "HOT", "WARM", "BRANCHES", "PINNED", "LAST USED")
 

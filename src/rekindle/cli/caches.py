@@ -15,11 +15,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rekindle.cli.console import parse_duration, show_ago, show_duration, show_id, show_table
+from rekindle.cli.console import show_ago, show_duration, show_id, show_table
 from rekindle.cli.disk_probes import nearest
 from rekindle.cli.settings import GroupedCommand, with_settings
 from rekindle.cli.why import JsonOption
-from rekindle.config import Settings, show_bytes
+from rekindle.config import Settings, parse_duration, show_bytes
 from rekindle.errors import NotFound
 from rekindle.store import admin
 from rekindle.store.files.sync import OsFileSystem

@@ -1,17 +1,13 @@
-"""The console of the command line; durations, times, ids and tables on it. Sizes are those of `config`."""
+"""The console of the command line; durations, times, ids and tables on it. `config` reads durations and has sizes."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from rekindle.errors import ConfigError
-
 NOT_A_TERMINAL = 160  # columns, if the width is unknown
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _NAMES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -19,14 +15,6 @@ def console() -> Console:
     """A console on the current standard output: as wide as the terminal, or wide enough for a file or pipe."""
     found = Console()
     return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=NOT_A_TERMINAL)
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of `90`, `90s`, `15m`, `8h`, `1.5d` or `2w`; ConfigError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text.lower())
-    if match is None:
-        raise ConfigError(f"{text!r} is not a duration: write 90s, 15m, 8h or 30d")
-    return float(match[1]) * SECONDS[match[2] or "s"]
 
 
 def show_duration(seconds: float) -> str:

@@ -17,6 +17,8 @@ from rekindle.cli.remote import find_server, naming_the_server
 from rekindle.cli.settings import BACKEND_FLAGS, SERVER_FLAGS, with_settings
 from rekindle.cli.why import UrlOption
 from rekindle.config import Settings, show_bytes
+from rekindle.errors import ConfigError
+from rekindle.extensions import extensions, load
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SWITCH_S = 0.0002
@@ -45,6 +47,8 @@ def serve(settings: Settings) -> int:
     from rekindle.server.observers.log import logging_to
 
     with logging_to(settings.server, sys.stderr):
+        if settings.models.path is not None:
+            return INTERRUPTED if _several()(settings, typer.echo) == signal.SIGINT else 0
         try:
             stopped_by, settings = _serve(settings)
         except KeyboardInterrupt:
@@ -54,6 +58,15 @@ def serve(settings: Settings) -> int:
             return INTERRUPTED
         typer.echo(f"stopped: {_left(settings)}")
     return INTERRUPTED if stopped_by == signal.SIGINT else 0
+
+
+def _several() -> Callable[[Settings, Callable[[str], None]], int | None]:
+    """What serves several models."""
+    points = extensions("rekindle.models")
+    if not points:
+        raise ConfigError("models: several models need the package rekindle-models: pip install 'rekindle[serve]'")
+    several: Callable[[Settings, Callable[[str], None]], int | None] = load(points[0])
+    return several
 
 
 def _serve(settings: Settings) -> tuple[int | None, Settings]:

@@ -22,7 +22,9 @@ from rekindle.errors import ConfigError
 FLAGS = {known.name: known for known in SETTINGS.values() if known.flag and known.name not in ("model", "open")}
 FLAG_GROUPS = tuple(dict.fromkeys(known.group for known in SETTINGS.values()))
 SEVERAL = frozenset(name for name, known in FLAGS.items() if known.unit == "name")  # flags that may be given again
-SERVER_FLAGS = frozenset(name for name, known in SETTINGS.items() if known.section == "server" and known.flag)
+SERVER_FLAGS = frozenset(
+    name for name, known in SETTINGS.items() if known.section in ("server", "models") and known.flag
+)
 BACKEND_FLAGS = frozenset(name for name, known in SETTINGS.items() if known.section == "backend" and known.flag)
 # Benchmarks measure what computes here, and create empty stores in the temporary directory.
 BENCH_UNUSED = SERVER_FLAGS | BACKEND_FLAGS | {"store", "slot"}

@@ -2,7 +2,7 @@
 
 from rekindle.config.access import DEFAULT_NAMESPACE, is_loopback
 from rekindle.config.keywords import SettingsKeywords, SettingsWithoutModel
-from rekindle.config.loading import ENV_PREFIX, GONE, SETTINGS, KnownSetting, Settings
+from rekindle.config.loading import ENV_PREFIX, GONE, SETTINGS, KnownSetting, Settings, read_toml
 from rekindle.config.parts import (
     DISK_SHARE,
     HOT_SHARE,
@@ -20,8 +20,8 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.services import BackendKind, BackendSettings, TierSettings
-from rekindle.config.setting import parse_size, show_bytes
+from rekindle.config.services import BackendKind, BackendSettings, ModelsSettings, TierSettings
+from rekindle.config.setting import parse_duration, parse_size, show_bytes
 from rekindle.config.store_places import NUM_SLOTS, is_slot, slot_directory, slot_numbers
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "KnownSetting",
     "MiB",
     "ModelSettings",
+    "ModelsSettings",
     "PromptSettings",
     "ServerSettings",
     "Settings",
@@ -54,7 +55,9 @@ __all__ = [
     "TierSettings",
     "is_loopback",
     "is_slot",
+    "parse_duration",
     "parse_size",
+    "read_toml",
     "show_bytes",
     "slot_directory",
     "slot_numbers",

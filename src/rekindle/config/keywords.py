@@ -73,6 +73,9 @@ class SettingsWithoutModel(TypedDict, total=False):
     record: str | Path | None
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
+    models: str | Path | None
+    keep_alive: str
+    max_loaded: int
 
 
 class SettingsKeywords(SettingsWithoutModel, total=False):

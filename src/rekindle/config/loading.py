@@ -21,7 +21,7 @@ from rekindle.config.parts import (
     ServerSettings,
     StoreSettings,
 )
-from rekindle.config.services import BackendSettings, TierSettings
+from rekindle.config.services import BackendSettings, ModelsSettings, TierSettings
 from rekindle.config.setting import KEY, Setting, check_kind, is_secret, kinds, parse_size, shortened
 from rekindle.errors import ConfigError
 from rekindle.keywords import did_you_mean
@@ -61,6 +61,7 @@ SECTIONS: dict[str, tuple[str, type]] = {
     "engine": ("Requests", EngineSettings),
     "backend": ("Backend", BackendSettings),
     "server": ("Server", ServerSettings),
+    "models": ("Several models", ModelsSettings),
 }
 
 
@@ -154,6 +155,7 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     backend: BackendSettings = field(default_factory=BackendSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    models: ModelsSettings = field(default_factory=ModelsSettings)
 
     @classmethod
     def load(
@@ -166,7 +168,8 @@ class Settings:
     ) -> Settings:
         """Load settings from these flags (None: not given), REKINDLE_* variables (others are ignored) and file.
 
-        `defaults` override the defaults of `parts`.
+        `defaults` override the defaults of `parts`. A file of models has settings for all of them, which win over
+        those of `config_path`.
         """
         variables = {
             name.removeprefix(ENV_PREFIX).lower(): value
@@ -179,9 +182,11 @@ class Settings:
             config_path = Path(named)
         given = {name: value for name, value in (flags or {}).items() if value is not None}
         values: dict[str, dict[str, Any]] = {}
+        config = {} if config_path is None else read_toml(config_path, "config file")
         sources = (
             ("default", defaults or {}),
-            ("config file", _read_toml(config_path)),
+            ("config file", config),
+            ("models file", _for_all_models(given, variables, config)),
             ("environment", variables),
             ("", given),
         )
@@ -196,16 +201,26 @@ class Settings:
         return cls(**{section: SECTIONS[section][1](**part) for section, part in values.items()})
 
 
-def _read_toml(path: Path | None) -> dict[str, Any]:
-    if path is None:
+def _for_all_models(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file of models that are not those of one model; the first source that names it counts.
+
+    What it has of single models is not looked at here.
+    """
+    named = next((source["models"] for source in sources if "models" in source), None)
+    if not isinstance(named, str | Path) or not (path := Path(named).expanduser()).is_file():
         return {}
+    return {name: value for name, value in read_toml(path, "models file").items() if name != "models"}
+
+
+def read_toml(path: Path, kind: str) -> dict[str, Any]:
+    """Read a file of settings; ConfigError, which says what kind of file it is, if it is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"config file {path}: {reason}") from error
+        raise ConfigError(f"{kind} {path}: {reason}") from error
     except RecursionError as error:
-        raise ConfigError(f"config file {path}: lists or tables are nested too deeply") from error
+        raise ConfigError(f"{kind} {path}: lists or tables are nested too deeply") from error
 
 
 def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
@@ -220,7 +235,7 @@ def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
     section, key = known.section, known.field
     if name == "store" and isinstance(value, str) and value == "off":
         return section, key, None
-    if name == "slot" and isinstance(value, int) and not isinstance(value, bool):
+    if name in ("slot", "keep_alive") and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if known.kind is str and is_secret(known.about) and not isinstance(value, str):
         raise ConfigError(f"{_at(source)}{name}: must be a text")  # not quoted

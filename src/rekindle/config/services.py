@@ -1,13 +1,16 @@
-"""The settings of services elsewhere: a server that computes in our place, an object tier that replicas share."""
+"""The settings of services next to this process: a server that computes in our place, an object tier that replicas
+share, servers of several models."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from rekindle.config.setting import at_least, check_fields, computing, need, setting
+from rekindle.config.setting import at_least, check_fields, computing, need, parse_duration, setting
+from rekindle.errors import ConfigError
 
 BackendKind = Literal["vllm", "llama.cpp", "openai"]
 KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
@@ -134,3 +137,40 @@ class TierSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSettings:
+    """Several models by name, each with a server process of its own; this process serves one if there is no `path`."""
+
+    path: Path | None = setting(
+        None,
+        "serve several models by name: a TOML file with a table [models.NAME] for each, or a folder of models",
+        detail="Needs the package `rekindle-models`. Each is loaded when it is asked for.",
+        unset="one model",
+        name="models",
+    )
+    keep_alive: str = setting(
+        "5m",
+        "how long a model of several stays loaded after its last request: 90s, 5m, 8h; 0: not at all; -1: for good",
+        detail="A table of a model may have its own, and so may a request, as Ollama's do.",
+    )
+    max_loaded: int = setting(
+        1,
+        "models of several that are loaded at once",
+        detail="Where another one is asked for, the one that was idle longest is left, and running answers are "
+        "waited for.",
+        bounds=at_least(1, 64),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        try:
+            _ = self.keep_alive_s
+        except ConfigError as error:
+            raise ConfigError(f"keep_alive: {error}; 0: not at all, -1: for good") from error
+
+    @property
+    def keep_alive_s(self) -> float:
+        """Seconds that a model stays loaded after its last request; infinity for good."""
+        return math.inf if self.keep_alive.strip() == "-1" else parse_duration(self.keep_alive)

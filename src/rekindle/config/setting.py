@@ -21,6 +21,7 @@ T = TypeVar("T")
 KEY = "setting"
 MOST = (1 << 63) - 1  # for every integer setting: what files, counters and SQLite hold
 MOST_DIGITS = 40
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("kmgt", 1)
@@ -36,6 +37,14 @@ def parse_size(value: int | str) -> int:
     if match is None or match[2] not in UNITS or len(match[1]) > MOST_DIGITS:
         raise ConfigError(f"{value!r} is not a size: write a number of bytes, 512MB or 4GiB")
     return int(Fraction(match[1]) * UNITS[match[2]])
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `15m`, `8h`, `1.5d` or `2w`; ConfigError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a duration: write 90s, 15m, 8h or 30d")
+    return float(match[1]) * SECONDS[match[2] or "s"]
 
 
 def show_bytes(count: float) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rekindle.cli.console import console, parse_duration
+from rekindle.cli.console import console
 from rekindle.cli.settings import exit_with
-from rekindle.config import SETTINGS
+from rekindle.config import SETTINGS, parse_duration
 from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:

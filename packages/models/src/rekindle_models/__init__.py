@@ -1,0 +1,1 @@
+"""Several models by name in one server, each in a process of its own."""
