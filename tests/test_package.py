@@ -114,7 +114,7 @@ def pocket_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))[0]
 
 
-@pytest.fixture(scope="module", params=["backends", "lab", "sessions", "vllm"])
+@pytest.fixture(scope="module", params=["backends", "lab", "models", "sessions", "vllm"])
 def extension(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel that is built on the core."""
     return built(ROOT / "packages" / request.param, tmp_path_factory.mktemp(request.param))[0]
@@ -253,11 +253,12 @@ def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
     rekindle = str(python.with_name("rekindle"))
     front = [rekindle, "serve", "--port", "0", "--store", "off", "--backend", "openai=http://127.0.0.1:9"]
     commands = {
-        "lab": ([rekindle, "simulate", "trace.jsonl"], 0, "0.444"),
-        "serve": ([rekindle, "run"], 0, "committee"),
-        "backends": (front, 2, "no server answers at http://127.0.0.1:9"),
+        "lab": ("lab", [rekindle, "simulate", "trace.jsonl"], 0, "0.444"),
+        "models": ("serve", [rekindle, "pull", "pocket"], 0, "pocket is here"),
+        "sessions": ("serve", [rekindle, "run"], 0, "committee"),
+        "backends": ("backends", front, 2, "no server answers at http://127.0.0.1:9"),
     }
-    for extra, (command, _, _) in commands.items():
+    for extra, command, _, _ in commands.values():
         alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert alone.returncode == 2 and f"pip install 'rekindle[{extra}]'" in alone.stderr
     install(python, "--no-deps", extension)
@@ -265,7 +266,7 @@ def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
     if package == "rekindle_vllm":
         run(python, "-c", CONNECTOR, cwd=tmp_path)
         return
-    command, code, shown = commands[{"rekindle_sessions": "serve"}.get(package, package.removeprefix("rekindle_"))]
+    _, command, code, shown = commands[package.removeprefix("rekindle_")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == code and shown in done.stdout + done.stderr
 

@@ -12,6 +12,7 @@ from rekindle.config import ServerSettings, Settings
 from rekindle.errors import ConfigError, NotFound, RekindleError
 from rekindle.server.gate.caller import Access
 from rekindle_models.child import Keys
+from rekindle_models.cli import label_of
 from rekindle_models.named import Models, text_of
 from rekindle_models.wishes import STATE, Wish, is_passed_on, starts_nothing, wish_of
 
@@ -173,3 +174,8 @@ def test_processes_have_keys_of_their_own_that_grant_what_a_request_was_granted(
     assert made.key_for(Access(has_key=False)) is None
     inner = ServerSettings(**made.settings)
     assert inner.namespaces() == settings.namespaces() and not {"root", "x"} & set(made.of.values())
+
+
+def test_a_gguf_file_is_named_by_its_type() -> None:
+    names = ("Qwen3-8B-Q4_K_M.gguf", "gemma.f16.gguf", "sub/mini-IQ2_XXS.GGUF", "odd.gguf")
+    assert [label_of(name) for name in names] == ["Q4_K_M", "f16", "IQ2_XXS", "odd"]

@@ -19,7 +19,9 @@ from rekindle.cli.why import why
 from rekindle.errors import ConfigError
 from rekindle.extensions import extensions, load
 
-EXTRAS = {"analyze": "lab", "bench": "lab", "eval": "lab", "simulate": "lab", "run": "serve"}  # command -> its extra
+# Command -> its extra.
+EXTRAS = dict.fromkeys(("analyze", "bench", "eval", "simulate"), "lab")
+EXTRAS |= dict.fromkeys(("run", "ps", "list", "stop", "pull"), "serve")
 
 
 class Commands(TyperGroup):

@@ -146,7 +146,8 @@ class ModelsSettings:
     path: Path | None = setting(
         None,
         "serve several models by name: a TOML file with a table [models.NAME] for each, or a folder of models",
-        detail="Needs the package `rekindle-models`. Each is loaded when it is asked for.",
+        detail="Needs the package `rekindle-models`. Each is loaded when it is asked for. "
+        "See [models-host.md](models-host.md).",
         unset="one model",
         name="models",
     )
