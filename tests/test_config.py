@@ -92,6 +92,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ({"open": "perhaps"}, "open: must be true or false"),
         ({"max_stall_s": 0}, "max_stall_s"),
         ({"model": " "}, "model is empty"),
+        ({"keep_alive": "soon"}, "keep_alive: 'soon' is not a duration"),
+        ({"max_loaded": 0}, "max_loaded must be from 1 to 64, not 0"),
         ({"store": ""}, "store: is empty"),
         ({"host": "0.0.0.0"}, "REKINDLE_API_KEY"),
         ({"api_key": ""}, "api_key is empty"),

@@ -86,6 +86,8 @@ def test_nothing_is_started_for_a_request_without_a_key_or_for_a_name_that_is_no
     body = {"model": "small", "messages": [{"role": "user", "content": "talk"}]}
     assert httpx.post(f"{host.url}/v1/chat/completions", json=body).status_code == 401
     assert httpx.post(f"{host.url}/models/small/v1/chat/completions", json=body).status_code == 401
+    page = httpx.get(f"{host.url}/models/small/page/main.js")  # needs no key, once its model is loaded
+    assert page.status_code == 503 and page.json()["error"]["code"] == "not_loaded"
     missing = host.ask("POST", "/v1/chat/completions", {**body, "model": "x"})
     assert missing.status_code == 404 and "'small', 'scripted', 'broken' are" in missing.json()["error"]["message"]
     assert host.ask("GET", "/favicon.ico").status_code == 404

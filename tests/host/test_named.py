@@ -15,6 +15,7 @@ from rekindle_models.child import Keys
 from rekindle_models.cli import label_of
 from rekindle_models.named import Models, text_of
 from rekindle_models.wishes import STATE, Wish, is_passed_on, starts_nothing, wish_of
+from tests.test_cli import run
 
 FILE = """
 threads = 3
@@ -174,6 +175,16 @@ def test_processes_have_keys_of_their_own_that_grant_what_a_request_was_granted(
     assert made.key_for(Access(has_key=False)) is None
     inner = ServerSettings(**made.settings)
     assert inner.namespaces() == settings.namespaces() and not {"root", "x"} & set(made.of.values())
+
+
+def test_commands_say_what_they_need(tmp_path: Path) -> None:
+    refused = run("serve", "--max-loaded", "2")
+    assert refused.exit_code == 2 and "set models" in refused.output
+    assert "is here" in run("pull", "pocket").output
+    missing = run("pull", "owner/never-was", HF_HUB_OFFLINE="1")
+    assert missing.exit_code == 2 and "the hub cannot be reached (offline?)" in missing.output
+    unreachable = run("ps", "--url", "http://127.0.0.1:9")
+    assert unreachable.exit_code == 1 and "no server answers" in unreachable.output
 
 
 def test_a_gguf_file_is_named_by_its_type() -> None:

@@ -81,7 +81,8 @@ class RemoteTalker:
         """Yield the server's chunks; RequestFailed if the reply breaks off."""
         from urllib.parse import quote
 
-        body = {"messages": messages, "stream": True, **self.model["rekindle"]["sampling"]}
+        sampling = self.model["rekindle"].get("sampling", {})  # known of one of several models once it was loaded
+        body = {"model": self.model["id"], "messages": messages, "stream": True, **sampling}
         headers = {"X-Agent-ID": quote(self.agent, safe="")}
         with self.server.streaming("/v1/chat/completions", body, headers) as events:
             for _, chunk in events:

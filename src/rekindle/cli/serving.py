@@ -16,7 +16,7 @@ from rekindle.cli.console import console
 from rekindle.cli.remote import find_server, naming_the_server
 from rekindle.cli.settings import BACKEND_FLAGS, SERVER_FLAGS, with_settings
 from rekindle.cli.why import UrlOption
-from rekindle.config import Settings, show_bytes
+from rekindle.config import ModelsSettings, Settings, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.extensions import extensions, load
 
@@ -49,6 +49,8 @@ def serve(settings: Settings) -> int:
     with logging_to(settings.server, sys.stderr):
         if settings.models.path is not None:
             return INTERRUPTED if _several()(settings, typer.echo) == signal.SIGINT else 0
+        if settings.models != ModelsSettings():
+            raise ConfigError("keep_alive, max_loaded: these are for several models: set models, too")
         try:
             stopped_by, settings = _serve(settings)
         except KeyboardInterrupt:

@@ -94,7 +94,7 @@ class Host:
         await while_there(receive, self._serve(scope, body, send, wish))
 
     async def _serve(self, scope: Scope, body: bytes, send: Send, wish: Wish) -> None:
-        if starts_nothing(scope):
+        if starts_nothing(scope) or not access_of(Request(scope)).has_key:
             place = self.places.peek(wish.model)
             if place is None:
                 raise HttpError(not_loaded(wish.model))
@@ -131,8 +131,8 @@ class ForModels(BaseRoute):
 
 
 def not_loaded(model: Model) -> Problem:
-    """The answer to who watches a model that is not loaded."""
-    message = f"{model.name!r} is not loaded, and is not for this: a request for a reply loads it"
+    """The answer to who watches a model that is not loaded, or has no key and asks for its page."""
+    message = f"{model.name!r} is not loaded, and is not for this: a request for a reply, with a key, loads it"
     return Problem(503, "server_error", message, code="not_loaded", retry_after_s=NOT_LOADED_S)
 
 

@@ -5,6 +5,7 @@ What a model is can be said once it was loaded: its process is asked when it bec
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ class Descriptions:
         if known is not None:
             return known.tag
         name = tagged(model.name)
-        entry = {"name": name, "model": name, "digest": "", "size": model.size, "details": {}}
+        digest = hashlib.sha256(name.encode()).hexdigest()  # of nothing that is loaded; Ollama's command shows one
+        entry = {"name": name, "model": name, "digest": digest, "size": model.size, "details": {}}
         return {**entry, "modified_at": rfc3339(self._created)}
 
     async def running(self) -> list[dict[str, Any]]:

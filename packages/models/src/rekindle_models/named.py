@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ STORES = "models"  # folder of the store's directory
 class Model:
     """A model: `given` are the settings of its process, by their flat names, where they are not the defaults.
 
-    `aliases`: its other names, in lower case. `size`: bytes of its file, if it is one.
+    `aliases`: its other names, in lower case. `size`: bytes of its weights, 0 if that is not known.
     """
 
     name: str
@@ -107,13 +107,20 @@ def _model(name: str, table: Any, shared: Mapping[str, Any], settings: Settings)
     if "store" not in given and shared.get("store") != "off":
         values["store"] = str(settings.store.directory() / STORES / name)
     try:
-        read = Settings.load({**values, "keep_alive": keep_alive})
+        read = Settings.load(values)
+        keep_alive_s = replace(settings.models, keep_alive=str(keep_alive)).keep_alive_s
         source = Source.find(read.model.model, read.model.revision)
     except (ConfigError, ModelRefused) as error:
         raise type(error)(f"{where}{error}") from error
-    size = source.file.stat().st_size if source.file is not None else 0
     aliases = frozenset({str(values["model"]).casefold(), source.name.casefold()})
-    return Model(name, aliases, values, read.models.keep_alive_s, size)
+    return Model(name, aliases, values, keep_alive_s, _size(source))
+
+
+def _size(source: Source) -> int:
+    """Return the bytes of a model's weights, if they are here and not in the hub's cache; else 0."""
+    if source.file is not None:
+        return source.file.stat().st_size
+    return sum(file.stat().st_size for file in source.directory.glob("*.safetensors")) if source.directory else 0
 
 
 def _shared(settings: Settings) -> dict[str, Any]:

@@ -50,9 +50,9 @@ class ByPrefix:
             raw = scope["raw_path"].decode("latin-1")
             name, slash, rest = raw.removeprefix(PREFIX).partition("/")
             if slash:
-                state = {**scope.get("state", {}), STATE: unquote(name)}
+                scope.setdefault("state", {})[STATE] = unquote(name)  # the same state: the connection writes to it
                 path = f"/{rest}"
-                scope = {**scope, "path": unquote(path), "raw_path": path.encode("latin-1"), "state": state}
+                scope = {**scope, "path": unquote(path), "raw_path": path.encode("latin-1")}
         await self._app(scope, receive, send)
 
 
