@@ -17,6 +17,7 @@ from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
 from rekindle.model import checkpoint, gguf
+from rekindle.model.described import DescribedModel
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.loaded import LoadedModel
 from rekindle.text.messages import Message
@@ -108,6 +109,7 @@ def test_its_tokenizer_and_template_are_those_of_the_file(original: Path, tmp_pa
 
 def edited(original: Path, path: Path, **values: Value | None) -> Path:
     """The file of the model with other values under its keys (`__` is a dot); None: without the key."""
+    path.parent.mkdir(exist_ok=True)
     metadata, tensors = contents(original, path.stem, "bf16")
     given = {key.replace("__", "."): value for key, value in values.items()}
     kept = {key: value for key, value in {**metadata, **given}.items() if value is not None}
@@ -117,6 +119,27 @@ def edited(original: Path, path: Path, **values: Value | None) -> Path:
 
 def made_of(file: Path) -> Path:
     return checkpoint.Source.find(str(file), None).fetch()
+
+
+def test_texts_of_an_architecture_that_cannot_be_loaded(original: Path, tmp_path: Path) -> None:
+    """A front needs its tokens, template and sizes; nothing can be loaded by them."""
+    values: dict[str, Value | None] = {"general__architecture": "another", "another__context_length": 321}
+    file = edited(original, tmp_path / "files" / "tiny.gguf", **values)
+    source = checkpoint.Source.find(str(file), None)
+    directory = source.fetch_texts()
+    described = DescribedModel.read(directory)
+    assert (described.architecture, described.max_context) == ("another", 321)
+    assert (described.vocab_size, described.eos_ids) == (
+        (own := DescribedModel.read(original)).vocab_size,
+        own.eos_ids,
+    )
+    encoder, theirs = (PromptEncoder.from_dir(each) for each in (directory, original))
+    assert [*encoder.encode(encoder.render_text(TEXT))] == [*theirs.encode(theirs.render_text(TEXT))]
+    assert gguf.gguf_in(directory) == directory / "tiny.gguf" and source.fetch_texts() == directory
+    with pytest.raises(ModelRefused, match="'another' are not read by transformers"):
+        loaded_from(file)
+    known = checkpoint.Source.find(str(edited(original, tmp_path / "files" / "known.gguf")), None)
+    assert known.fetch_texts() == known.fetch_description()
 
 
 def test_a_file_that_has_not_changed_is_not_parsed_again(

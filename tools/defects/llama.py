@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.defects.mutant import Mutant, one
+from tools.defects.mutant import Edit, Mutant, one
 
 CORE = "rekindle_backends/core.py"
 SERVED = "rekindle_backends/served.py"
@@ -23,6 +23,7 @@ OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
 KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
 AT_ENDS = f"{OF_MEMORY}::test_states_are_kept_at_ends_of_turns"
+FORKS = f"{OF_MEMORY}::test_forks_and_rewinds_go_on_from_what_is_stored"
 
 LLAMA: tuple[Mutant, ...] = (
     one(
@@ -145,12 +146,17 @@ LLAMA: tuple[Mutant, ...] = (
         "            pass\n\n    async def take",
         f"{OF_MEMORY}::test_no_file_is_left",
     ),
-    one(
+    Mutant(
         "a state after more tokens than the prompt shares",
-        MEMORY,
-        "num_tokens = resumable(self._cache.arena, blocks, point.num_tokens)",
-        "num_tokens = max(self._points.snapshots.ends(blocks))",
-        AT_ENDS,
+        (
+            Edit(POINTS, "return end <= most", "return True"),
+            Edit(
+                MEMORY,
+                "num_tokens = resumable(self._cache.arena, blocks, point.num_tokens)",
+                "num_tokens = max(self._points.snapshots.ends(blocks))",
+            ),
+        ),
+        (AT_ENDS,),
     ),
     one("an earlier turn's state lost with its tail", KEEPING, "if tail is None:", "if tail:", AT_ENDS),
     one(
@@ -160,7 +166,7 @@ LLAMA: tuple[Mutant, ...] = (
         "sequence.resume_points = set()",
         AT_ENDS,
     ),
-    one("tails that are not looked for", POINTS, "range(min(shared, self._size - 1), 0, -1)}", "()}", AT_ENDS),
+    one("tails that are not looked for", POINTS, "range(min(shared, self._size - 1), 0, -1)}", "()}", FORKS),
     one(
         "ids in a gap that would have been sent",
         GAPS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,18 @@ class Source:
         """The directory with the model's small files (config, tokenizer, template)."""
         return self.directory or self._of_gguf() or _snapshot(self, SMALL_FILES)
 
+    def fetch_texts(self) -> Path:
+        """The same for who only writes and reads texts: also of a GGUF file that another engine alone can load."""
+        return self.directory or self._of_gguf(gguf.described) or _snapshot(self, SMALL_FILES)
+
     def fetch(self) -> Path:
         """The directory with everything, weights included; downloads what the local hub cache lacks."""
         return self.directory or self._of_gguf() or _snapshot(self, [*SMALL_FILES, "*.safetensors"])
 
-    def _of_gguf(self) -> Path | None:
+    def _of_gguf(self, directory_of: Callable[[Path], Path] = gguf.opened) -> Path | None:
         """The model directory of a GGUF file; None if it is none."""
         if self.file is not None:
-            return gguf.opened(self.file)
+            return directory_of(self.file)
         if self.label is None:
             return None
         endings = [self.label + gguf.SUFFIX, f"{self.label}-00001-of-00001{gguf.SUFFIX}"]
@@ -97,7 +101,7 @@ class Source:
         if len(found) != 1:
             names = ", ".join(file.name for file in found) or "none"
             raise ModelRefused(f"{self.name} has no single GGUF file whose name ends in {self.label}: {names}")
-        return gguf.opened(found[0])
+        return directory_of(found[0])
 
 
 def _in_any_case(text: str) -> str:

@@ -17,12 +17,13 @@ import re
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ModelRefused
 from rekindle.model.fingerprint import write_json
-from rekindle.model.gguf_config import config_files
+from rekindle.model.gguf_config import config_files, description_files
 from rekindle.model.gguf_header import MAGIC, GgufHeader
 from rekindle.model.gguf_tokenizer import tokenizer_files
 
@@ -81,16 +82,25 @@ def opened(file: Path) -> Path:
     _refuse_part(file)
     if _candidates(file.parent) == [file] and all((file.parent / name).is_file() for name in SMALL_FILES):
         return file.parent
-    from platformdirs import user_cache_path
+    return _Cache("gguf", config_files).directory(file)
 
-    return _Cache(user_cache_path("rekindle") / "gguf").directory(file)
+
+def described(file: Path) -> Path:
+    """As `opened`, for texts: of a file that another engine alone can load, its config says little more than sizes."""
+    try:
+        return opened(file)
+    except ModelRefused:
+        return _Cache("gguf-texts", description_files).directory(file)  # refuses what no tokenizer can be made of
 
 
 class _Cache:
-    """The directory of made directories."""
+    """The directory of made directories, of this name in the user's cache; `config`: the files that say what it is."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, name: str, config: Callable[[GgufHeader], dict[str, dict[str, Any]]]) -> None:
+        from platformdirs import user_cache_path
+
+        self._root = user_cache_path("rekindle") / name
+        self._config = config
 
     def directory(self, file: Path) -> Path:
         """The model directory of a file, made if it is not there."""
@@ -112,7 +122,7 @@ class _Cache:
         described = f"{CONVERTER} {target} {header.digest}".encode()
         made = self._root / f"{file.stem}-{hashlib.blake2b(described, digest_size=6).hexdigest()}"
         if not made.is_dir():
-            _write(header, made)
+            _write(header, made, self._config(header))
         write_json(self._root / INDEX, {**index, str(target): {**seen, "directory": made.name}})
         return made
 
@@ -125,9 +135,10 @@ class _Cache:
         return found if isinstance(found, dict) else {}
 
 
-def _write(header: GgufHeader, target: Path) -> None:
-    """Write the small files and a link to a temporary directory, then move it to `target`, unless that is there."""
-    files = {**config_files(header), **tokenizer_files(header), TENSORS: _summary(header)}
+def _write(header: GgufHeader, target: Path, config: dict[str, dict[str, Any]]) -> None:
+    """Write the small files, these configs among them, and a link to a temporary directory, then move it to `target`,
+    unless that is there."""
+    files = {**config, **tokenizer_files(header), TENSORS: _summary(header)}
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
     try:

@@ -52,7 +52,26 @@ SAMPLING = {  # keys of general.sampling, and their names in generation_config.j
 
 def config_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
     """The content of config.json and generation_config.json; ModelRefused if no config of transformers fits."""
-    config = _config(header)
+    # All fields: those that agree with a default would follow it when that changes.
+    described = json.loads(_config(header).to_json_string(use_diff=False))
+    return {"config.json": described, "generation_config.json": _generation(header)}
+
+
+def description_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
+    """The same with what a file says in the same words whatever its architecture is; nothing can be loaded by it."""
+    architecture = header.text(ARCHITECTURE)
+    if architecture is None:
+        raise unreadable(header.path, f"it has no {ARCHITECTURE}")
+    described: dict[str, Any] = {"architectures": [architecture], "model_type": architecture}
+    described["vocab_size"] = _vocab_size(header)
+    most = header.number(f"{architecture}.context_length")
+    if most is not None:
+        described["max_position_embeddings"] = int(most)
+    return {"config.json": described, "generation_config.json": _generation(header)}
+
+
+def _generation(header: GgufHeader) -> dict[str, Any]:
+    """The content of generation_config.json."""
     ids = {name: special_id(header, key) for name, key in _ID_KEYS.items()}
     generation: dict[str, Any] = {name: found for name, found in ids.items() if found is not None}
     generation["eos_token_id"] = end_ids(header)
@@ -62,9 +81,7 @@ def config_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
             generation[field] = value
     if {"temperature", "top_k", "top_p", "min_p"} & generation.keys():
         generation["do_sample"] = True
-    # All fields: those that agree with a default would follow it when that changes.
-    described = json.loads(config.to_json_string(use_diff=False))
-    return {"config.json": described, "generation_config.json": generation}
+    return generation
 
 
 _ID_KEYS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}

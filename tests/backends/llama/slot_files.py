@@ -166,7 +166,7 @@ def examples(
     num_streams = draw(st.integers(1, 4))
     slot = draw(st.integers(0, 3 if num_streams == 1 else num_streams - 1))
     count = draw(st.sampled_from(states))
-    tensors = tuple(draw(st.lists(ROWS, min_size=count, max_size=count)))
+    tensors = tuple(draw(st.lists(st.one_of(ROWS, st.just(Tensor(0, 0))), min_size=count, max_size=count)))
     if tensors and len(kept) == 1 and draw(st.booleans()):
         kept, num_streams = [], 1
     return Example(tuple(kept), tokens, slot, num_streams, seed=draw(st.integers(0, 5)), states=tensors)

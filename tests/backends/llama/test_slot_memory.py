@@ -165,13 +165,18 @@ def test_forks_and_rewinds_go_on_from_what_is_stored(gguf: Path, tmp_path: Path,
     talk = Talk(gguf, tmp_path / "log")
     with front(gguf, tmp_path / "store") as engine:
         talk.turn(engine, "a", 300)
+        assert engine.flush()
         before = list(talk.ids["a"])
         talk.turn(engine, "a", 150)
         engine.agent("a").fork("b")
         talk.ids["b"] = list(talk.ids["a"])
+        assert engine.flush()
+        assert talk.turn(engine, "a", 5, 3) <= 5 + 64  # ends in the same block
+        assert engine.flush()
+        assert talk.turn(engine, "other", 100) and talk.turn(engine, "another", 100)
         assert talk.turn(engine, "b") <= 20 + 64
         assert talk.turn(engine, "a") <= 20 + 64
-        engine.agent("a").rewind(2)
+        engine.agent("a").rewind(3)
         talk.ids["a"] = before
         assert kept == "windows" or talk.turn(engine, "a") <= 20 + 64
         engine.check()
@@ -189,9 +194,11 @@ def test_states_are_kept_at_ends_of_turns(
             talk.turn(engine, "a", count)
             assert engine.flush()
         talk.turn(engine, "other", 100)
+        assert engine.flush()
         engine.check()
+        shutil.copytree(tmp_path / "store", tmp_path / "crashed")  # as a kill leaves it
     whole, ends = talk.ids["a"], talk.ends["a"]
-    with front(gguf, tmp_path / "store", slots=1) as engine:
+    with front(gguf, tmp_path / "crashed", slots=1) as engine:
         for cut, last in ((ends[3], 3), (ends[4] - 5, 3), (ends[2], 2), (ends[1] - 1, 0), (ends[0] + 7, 0)):
             talk.ids["a"] = whole[:cut]
             assert talk.turn(engine, "a") <= cut - ends[last] + 20 + 1, f"cut at {cut} of {ends}"

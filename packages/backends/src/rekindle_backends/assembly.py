@@ -65,7 +65,7 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     check_places(settings, use_store=use_store)
     source = Source.find(settings.model.model, settings.model.revision)
-    directory = source.fetch_description()
+    directory = source.fetch_texts()
     described = DescribedModel.read(directory)
     encoder = PromptEncoder.from_dir(directory, clock=clock)
     sampling = SamplingDefaults.read(directory, settings.model.sampling)

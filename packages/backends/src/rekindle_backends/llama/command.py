@@ -69,7 +69,7 @@ def gguf_of(source: Source) -> Path:
     """Return the GGUF file of a model, downloaded if need be; ConfigError if it has none."""
     file = source.file
     if file is None and (source.directory is not None or source.label is not None):
-        file = gguf_in(source.fetch())
+        file = gguf_in(source.fetch_texts())
     if file is None:
         raise ConfigError(f"backend: llama.cpp computes GGUF files, and {source.name} is none: name a .gguf file")
     return file

@@ -162,7 +162,7 @@ class Sections:
             AttentionRows(cells[:, 0], extra, tuple(at for _, at in k), tuple(at for _, at in v)),
         )
 
-    def _tensor(self, num_cells: int, order: Kind) -> tuple[RowShape, int]:
+    def _tensor(self, num_cells: int, order: Kind, least_bytes: int = 1) -> tuple[RowShape, int]:
         """Read a tensor whose rows are tokens ("k") or channels ("v"); return its shape and where it begins."""
         reader = self.reader
         ggml_type, element = reader.number("<i", "a type"), 0
@@ -171,7 +171,7 @@ class Sections:
         else:
             element = reader.number("<I", "an element's bytes")
             row_bytes = element * reader.number("<I", "a number of channels")
-        if not 0 <= ggml_type < 256 or not row_bytes:
+        if not 0 <= ggml_type < 256 or row_bytes < least_bytes:
             raise reader.wrong(f"type {ggml_type}, rows of {row_bytes:,} bytes")
         return RowShape(ggml_type, row_bytes, element), reader.skip(num_cells * row_bytes, "rows of a layer")
 
@@ -187,7 +187,7 @@ class Sections:
                 raise error
             tensors: list[tuple[RowShape, int]] = []
             while reader.left and len(tensors) < 2 * num_layers:
-                tensors.append(self._tensor(num_cells, "k"))
+                tensors.append(self._tensor(num_cells, "k", least_bytes=0))  # of convolutions alone, S has none
             if not tensors or reader.left:
                 raise error
         except SlotFileError:
