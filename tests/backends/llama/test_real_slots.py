@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.backends.llama.test_transfer import arena_of
 from tests.needs import ROOT
 from tools.real_models import REAL_MODELS
 
+NUM_CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "2"))
 WINDOW = 512  # of Gemma 3 270M
 TEXT = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
 KINDS: tuple[Kind, Kind] = ("k", "v")
@@ -68,6 +71,26 @@ def test_a_slot_comes_back_from_blocks(smollm2: LlamaServer) -> None:
     take(later, arena, blocks, 200, len(later.tokens))
     put(arena, blocks, len(later.tokens), later.tokens, shape, smollm2.folder / "joined", 2)
     assert (smollm2.folder / "joined").read_bytes() == (smollm2.folder / "later").read_bytes()
+
+
+def test_random_conversations_come_back_from_blocks(smollm2: LlamaServer) -> None:
+    """The file that is put together is llama-server's own, to the last byte, and goes on as the slot does."""
+    ids, chosen = smollm2.tokenize(TEXT), random.Random(11)
+    for number in range(NUM_CONVERSATIONS):
+        begin, num_prompt = chosen.randrange(1000), chosen.randrange(2, 400)
+        smollm2.complete(ids[begin : begin + num_prompt], chosen.randrange(1, 30), slot=1)
+        file = SlotFile.open(smollm2.save(1, "own"))
+        total, shape = len(file.tokens), file.shape
+        blocks = chosen.sample(range(8), -(-total // 64))
+        arena, _ = arena_of(shape, 0, 8)
+        take(file, arena, blocks, 0, total)
+        put(arena, blocks, total, file.tokens, shape, smollm2.folder / "same", 1)
+        assert (smollm2.folder / "same").read_bytes() == (smollm2.folder / "own").read_bytes(), number
+        put(arena, blocks, total, file.tokens, shape, smollm2.folder / "other", 2)
+        assert smollm2.restore(2, smollm2.folder / "other") == total
+        prompt = [*file.tokens, *ids[:5]]
+        restored, hot = smollm2.complete(prompt, 60, slot=2), smollm2.complete(prompt, 60, slot=1)
+        assert restored == hot and hot[1] == total, number
 
 
 def test_a_slot_with_windows_comes_back_from_blocks(gemma: LlamaServer) -> None:
