@@ -86,12 +86,13 @@ def test_nothing_is_started_for_a_request_without_a_key_or_for_a_name_that_is_no
     body = {"model": "small", "messages": [{"role": "user", "content": "talk"}]}
     assert httpx.post(f"{host.url}/v1/chat/completions", json=body).status_code == 401
     assert httpx.post(f"{host.url}/models/small/v1/chat/completions", json=body).status_code == 401
-    page = httpx.get(f"{host.url}/models/small/page/main.js")  # needs no key, once its model is loaded
-    assert page.status_code == 503 and page.json()["error"]["code"] == "not_loaded"
+    for method in ("GET", "POST"):  # needs no key, once its model is loaded
+        page = httpx.request(method, f"{host.url}/models/small/page/main.js")
+        assert page.status_code == 503 and page.json()["error"]["code"] == "not_loaded"
     missing = host.ask("POST", "/v1/chat/completions", {**body, "model": "x"})
     assert missing.status_code == 404 and "'small', 'scripted', 'broken' are" in missing.json()["error"]["message"]
     assert host.ask("GET", "/favicon.ico").status_code == 404
-    watched = host.ask("GET", "/models/small/v1/overview")
+    watched = host.ask("GET", "/models/small/overview")
     assert watched.status_code == 503 and watched.json()["error"]["code"] == "not_loaded"
     assert host.ask("POST", "/api/generate", {"model": "small", "keep_alive": 0}).json()["done_reason"] == "unload"
     assert host.loaded() == [] and "starting" not in host.process.log_tail()
@@ -114,6 +115,15 @@ def test_a_swap_away_and_back_reuses_the_agents_memory_and_every_model_has_its_o
     entry = host.ask("GET", f"/v1/models/{back}").json()
     assert entry["rekindle"]["loaded"] and entry["max_model_len"] > 0
     assert host.ask("GET", f"/models/{back}/health/ready").json()["status"] == "ok"
+
+
+def test_a_stored_response_is_found_with_the_model_that_answered(host: Host) -> None:
+    body = {"model": "scripted", "input": "talk", "max_output_tokens": 16}
+    made = host.ask("POST", "/v1/responses", body).json()
+    assert host.ask("POST", "/api/generate", {"model": "scripted", "keep_alive": 0}).status_code == 200
+    found = host.ask("GET", f"/v1/responses/{made['id']}")
+    assert found.json()["output"] == made["output"] and host.loaded() == ["scripted:latest"]
+    assert host.ask("DELETE", f"/v1/responses/{made['id']}").json()["deleted"]
 
 
 def test_the_page_of_a_model_is_under_its_name(host: Host) -> None:

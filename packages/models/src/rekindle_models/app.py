@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,7 +35,7 @@ from rekindle_models.forwarding import Forwarder, while_there
 from rekindle_models.named import Model, Models
 from rekindle_models.places import Place, Places
 from rekindle_models.routes import own_routes
-from rekindle_models.wishes import CHAT, ByPrefix, Wish, is_passed_on, starts_nothing, wish_of
+from rekindle_models.wishes import CHAT, ByPrefix, Wish, is_passed_on, response_of, starts_nothing, wish_of
 
 LARGE = 1 << 16  # bytes of a body that is parsed off the event loop
 NOT_LOADED_S = 10.0  # what those who watch are asked to wait
@@ -91,15 +92,19 @@ class Host:
             return wish_of(scope, body, self.models)
 
         wish = await in_thread(read) if len(body) > LARGE else read()
+        if (response := response_of(scope)) is not None:
+            namespace = access_of(Request(scope)).namespace
+            wish = replace(wish, model=await in_thread(self.models.answered, namespace, response))
         await while_there(receive, self._serve(scope, body, send, wish))
 
     async def _serve(self, scope: Scope, body: bytes, send: Send, wish: Wish) -> None:
-        if starts_nothing(scope) or not access_of(Request(scope)).has_key:
+        if scope["method"] in ("GET", "HEAD"):  # reading keeps nothing loaded: a process that ends answers it first
             place = self.places.peek(wish.model)
-            if place is None:
-                raise HttpError(not_loaded(wish.model))
-            await self._forward(scope, body, send, place)
-            return
+            if place is not None:
+                await self._forward(scope, body, send, place)
+                return
+        if starts_nothing(scope) or not access_of(Request(scope)).has_key:
+            raise HttpError(not_loaded(wish.model))
         if wish.is_empty and wish.keep_alive == 0:
             await self.places.leave(wish.model)
             await JSONResponse(_unloaded(scope, wish))(scope, _nothing, send)

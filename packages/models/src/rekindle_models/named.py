@@ -21,6 +21,7 @@ from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import CONFIG, is_gguf
 from rekindle.server.border import Dialect
 from rekindle.server.models import DEFAULT, forms, is_any, unserved
+from rekindle.server.responses.lookup import holds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # Of the settings of servers, those that the process of a model has as well.
@@ -33,7 +34,8 @@ STORES = "models"  # folder of the store's directory
 class Model:
     """A model: `given` are the settings of its process, by their flat names, where they are not the defaults.
 
-    `aliases`: its other names, in lower case. `size`: bytes of its weights, 0 if that is not known.
+    `aliases`: its other names, in lower case. `size`: bytes of its weights, 0 if that is not known;
+    `responses`: the file of its stored responses, which may be missing.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Model:
     given: Mapping[str, Any]
     keep_alive_s: float
     size: int = 0
+    responses: Path | None = None
 
 
 class Models:
@@ -66,6 +69,11 @@ class Models:
         if DEFAULT in forms(name) or is_any(name, dialect):
             return self.default
         raise unserved(name, [model.name for model in self.all], dialect)
+
+    def answered(self, namespace: str, response: str) -> Model:
+        """Return the model that a stored response is from, by the files on disk; the default if it is in none."""
+        files = ((model, model.responses) for model in self.all)
+        return next((model for model, file in files if file and holds(file, namespace, response)), self.default)
 
     @classmethod
     def read(cls, settings: Settings) -> Models:
@@ -113,7 +121,7 @@ def _model(name: str, table: Any, shared: Mapping[str, Any], settings: Settings)
     except (ConfigError, ModelRefused) as error:
         raise type(error)(f"{where}{error}") from error
     aliases = frozenset({str(values["model"]).casefold(), source.name.casefold()})
-    return Model(name, aliases, values, keep_alive_s, _size(source))
+    return Model(name, aliases, values, keep_alive_s, _size(source), read.store.responses_path())
 
 
 def _size(source: Source) -> int:

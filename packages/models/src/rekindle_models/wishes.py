@@ -10,6 +10,7 @@ Knows paths and bodies, and no processes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,15 @@ HEADER = "x-rekindle-model"
 STATE = "rekindle_model"  # in a request's scope: the name in its path
 CHAT, GENERATE = "/api/chat", "/api/generate"
 # Routes of one model's server that are passed on to the first model where nothing names one.
-EXACT = frozenset({"/openapi.json", "/tokenize", "/detokenize", "/tokenizer_info", "/v1/overview", "/v1/stats"})
+EXACT = frozenset({"/openapi.json", "/tokenize", "/detokenize", "/tokenizer_info", "/overview", "/v1/stats"})
 BELOW = ("/v1/agents", "/v1/coordination", "/v1/responses")
 BODIES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/tokenize")
 OLLAMA = (CHAT, GENERATE, "/api/show")
-# Asked every few seconds by those who watch: these start no model, and none stays loaded for them.
-WATCHED = frozenset({"/v1/overview", "/v1/stats", "/metrics", "/health", "/health/live", "/health/ready", "/ping"})
+# Asked by those who only watch, every few seconds or for hours: these start no model, and none stays loaded for them.
+WATCHED = re.compile(
+    r"/overview|/v1/stats|/metrics|/health(/live|/ready)?|/ping|/v1/coordination/sessions/[^/]+/events"
+)
+RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/input_items)?")
 _KEEP_ALIVE: TypeAdapter[float | None] = TypeAdapter(KeepAlive | None)
 
 
@@ -69,16 +73,27 @@ class Wish:
 def is_passed_on(scope: Scope) -> bool:
     """Whether a request is for a model: the routes of this server are others, where no name is in the path."""
     path = scope["path"]
-    if STATE in scope.get("state", {}) or HEADER in Headers(scope=scope):
-        return True
-    if path in EXACT or path in BODIES or path in OLLAMA:
+    if names_one(scope) or path in EXACT or path in BODIES or path in OLLAMA:
         return True
     return any(path == each or path.startswith(f"{each}/") for each in BELOW)
 
 
+def response_of(scope: Scope) -> str | None:
+    """Return the id of the stored response that a request asks for without saying whose it is; else None."""
+    if names_one(scope) or scope["method"] not in ("GET", "HEAD", "DELETE"):
+        return None
+    found = RESPONSE.fullmatch(scope["path"])
+    return None if found is None else found[1]
+
+
+def names_one(scope: Scope) -> bool:
+    """Whether the path or a header of a request names a model."""
+    return STATE in scope.get("state", {}) or HEADER in Headers(scope=scope)
+
+
 def starts_nothing(scope: Scope) -> bool:
     """Whether a request is one of those that only watch."""
-    return scope["method"] in ("GET", "HEAD") and scope["path"] in WATCHED
+    return scope["method"] in ("GET", "HEAD") and WATCHED.fullmatch(scope["path"]) is not None
 
 
 def wish_of(scope: Scope, body: bytes, models: Models) -> Wish:
