@@ -98,7 +98,8 @@ class Plain:
         command = [program(), "-m", str(self.bench.model), *place, *sizes, "--no-webui", *self.bench.flags.split()]
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as sink:
-            self.process = subprocess.Popen(command, stdout=sink, stderr=sink)
+            # Of a session of its own, as Rekindle's is: Linux shares processors out among sessions.
+            self.process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
         wait_for(f"{self.url}/health")
 
     def kill(self, which: str) -> None:
