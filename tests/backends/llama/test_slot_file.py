@@ -147,15 +147,27 @@ HYBRID = Example((full(3, has_extra=True),), (1, 2, 3), 1, 2, states=(Tensor(0, 
 
 
 def read_all(data: bytes, shape: FileShape | None = None) -> None:
-    """Parse and read every row: SlotFileError, or no error; memory of no more than the file."""
+    """Parse and read every row: SlotFileError, or no error; memory of no more than the file.
+
+    Threads that other tests have left allocate memory, too, but not each time.
+    """
+    most = 64_000 + len(data)
+    for _ in range(3):
+        if (peak := allocated(data, shape)) < most:
+            return
+    raise AssertionError(f"{peak:,} bytes were allocated for a file of {len(data):,}")
+
+
+def allocated(data: bytes, shape: FileShape | None) -> int:
+    """Parse and read every row; return the most bytes that were allocated at once."""
     bytes_of_file = np.frombuffer(data, np.uint8)
     tracemalloc.start()
     try:
         file = SlotFile.parse(bytes_of_file, shape=shape)
-        for index, shape in enumerate(file.shape.attention):
-            for layer in range(len(shape.k)):
+        for index, section in enumerate(file.shape.attention):
+            for layer in range(len(section.k)):
                 file.rows(index, layer, "k")
-            for layer in range(len(shape.v)):
+            for layer in range(len(section.v)):
                 file.rows(index, layer, "v")
         file.states()
     except SlotFileError:
@@ -163,7 +175,7 @@ def read_all(data: bytes, shape: FileShape | None = None) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peak < 64_000 + len(data), f"{peak:,} bytes were allocated for a file of {len(data):,}"
+    return peak
 
 
 @pytest.mark.parametrize("example", [SMALL, TURNED, HYBRID, replace(HYBRID, memories=(), num_streams=1)])
