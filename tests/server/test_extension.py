@@ -40,7 +40,7 @@ def served(points: list[EntryPoint], tmp_path: Path) -> Iterator[Served]:
 def test_the_entry_points_of_this_environment_are_those_of_the_wheels() -> None:
     found = {group: [point.name for point in importlib.metadata.entry_points(group=group)] for group in GROUPS}
     assert {group: sorted(names) for group, names in found.items()} == {
-        "rekindle.commands": ["lab", "sessions"],
+        "rekindle.commands": ["lab", "models", "sessions"],
         "rekindle.server": ["sessions"],
         "rekindle.forget": ["sessions"],
     }
