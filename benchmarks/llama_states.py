@@ -26,8 +26,8 @@ from rekindle.kv.arena import KVArena
 from rekindle_backends.client import Address, Backend
 from rekindle_backends.llama.command import llama_command
 from rekindle_backends.llama.layout import BLOCK_TOKENS
-from rekindle_backends.llama.probe import probe
-from rekindle_backends.llama.ram_disk import RamDisk
+from rekindle_backends.llama.probe import described, probe
+from rekindle_backends.llama.slot_folder import RamDisk
 from rekindle_backends.llama.states import States
 
 LONG, OTHER = 0, 1  # the slot whose state is moved, and one that computes meanwhile
@@ -123,7 +123,8 @@ def rig(bench: StatesBench) -> Iterator[Rig]:
         backend = Backend(Address(own.command.url, own.command.key, ANSWER_S), own=own)
         backend.start()
         opened.callback(backend.stop)
-        probed = probe(backend, ram_disk, file=bench.model, max_context=context, depends_on={})
+        shape = backend.run(probe(backend, ram_disk)).result().shape
+        probed = described(shape, file=bench.model, max_context=context, depends_on={})
         if probed.layout.ending:
             raise ConfigError("models with windows are not measured here: name one with full attention alone")
         arena = KVArena(probed.layout, 1 + -(-context // BLOCK_TOKENS))

@@ -287,7 +287,7 @@ LLAMA: tuple[Mutant, ...] = (
     ),
     one(
         "two fronts with one folder of slot files",
-        "rekindle_backends/llama/ram_disk.py",
+        "rekindle_backends/llama/slot_folder.py",
         "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        except OSError as error:\n            os.close",
         "fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)\n        except OSError as error:\n            os.close",
         f"{OF_JOINED}::test_its_memories_outlast_a_front_that_alone_has_its_folder",

@@ -100,7 +100,17 @@ def test_its_memories_outlast_a_front_that_alone_has_its_folder(
             assert all(talk.turn(engine, agent, 20) <= 20 + 64 for agent in "abc")
 
 
-def test_one_that_is_started_again_gets_its_memories_back(gguf: Path, url: str, folder: Path, tmp_path: Path) -> None:
+def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait until a message with this text was logged."""
+    end = time.monotonic() + ANSWERS_WITHIN_S
+    while text not in caplog.text:
+        assert time.monotonic() < end, caplog.text
+        time.sleep(0.05)
+
+
+def test_one_that_is_started_again_gets_its_memories_back(
+    gguf: Path, url: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log, talk = tmp_path / "log", Talk(gguf, tmp_path / "log")
     with running(gguf, url, folder, IMITATION_LOG=str(log)):
         engine = front(gguf, url, folder, tmp_path / "store")
@@ -108,7 +118,7 @@ def test_one_that_is_started_again_gets_its_memories_back(gguf: Path, url: str, 
         talk.turn(engine, "a", 200)
         engine.flush()
     with engine, running(gguf, url, folder, IMITATION_LOG=str(log)):
-        time.sleep(20 * LOOK_EVERY_S)
+        until_logged(caplog, "was started again: its slots are empty")
         assert talk.turn(engine, "a", 20) <= 20 + 64
 
 
@@ -121,13 +131,11 @@ def test_one_that_comes_back_with_other_flags_gets_none(
         engine.start()
         engine.agent("a").generate(prompt, max_tokens=4)
         engine.flush()
-    with engine:
-        with running(gguf, url, folder, IMITATION_FLAGS="--rope-freq-base 20000"):
-            time.sleep(20 * LOOK_EVERY_S)
-            for agent in "bc":  # in both slots: what is reused was computed with these flags
-                report = engine.agent(agent).generate(prompt[:150], max_tokens=4).report
-                assert report.hot_tokens + report.warm_tokens in (0, 149)
-        assert "computes other rows now" in caplog.text
+    with engine, running(gguf, url, folder, IMITATION_FLAGS="--rope-freq-base 20000"):
+        until_logged(caplog, "computes other rows now")
+        for agent in "bc":  # in both slots: what is reused was computed with these flags
+            report = engine.agent(agent).generate(prompt[:150], max_tokens=4).report
+            assert report.hot_tokens + report.warm_tokens in (0, 149)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from rekindle import Engine, pocket
 from rekindle.errors import BadRequest, RekindleError
 from rekindle.kv.arena import KVArena
 from rekindle_backends.llama import keeping, states, transfer
-from rekindle_backends.llama.ram_disk import RamDisk
 from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama.slot_folder import RamDisk
 from rekindle_lab.bench.engine.gguf_file import write_file
 from rekindle_lab.bench.engine.gguf_model import contents
 from tests.backends.llama import imitation

@@ -44,10 +44,10 @@ from rekindle_backends.llama.joined import JoinedServer, check_joinable
 from rekindle_backends.llama.keeping import STEP_TOKENS
 from rekindle_backends.llama.layout import BLOCK_TOKENS, Unsupported
 from rekindle_backends.llama.memory import SlotMemory
-from rekindle_backends.llama.probe import ProbedSlots, flags_and_files, probe
-from rekindle_backends.llama.ram_disk import GivenFolder, RamDisk, SlotFolder
+from rekindle_backends.llama.probe import ProbedSlots, described, flags_and_files, probe
 from rekindle_backends.llama.sections import SlotFileError
 from rekindle_backends.llama.served import LlamaServed
+from rekindle_backends.llama.slot_folder import GivenFolder, RamDisk, SlotFolder
 from rekindle_backends.llama.states import States
 from rekindle_backends.memory import Memory, TextMemory
 from rekindle_backends.served import Served, check_tokens
@@ -164,16 +164,13 @@ class _KeptSlots:
         if folder is None or llama is None:
             return cls()
         digests = DigestCache(settings.store.directory() / "digests.json" if settings.store.enabled else None)
-        file, joined = gguf_of(source), None
+        joined = JoinedServer(backend, folder) if own is None else None
         try:
-            if own is not None:
-                depends_on = flags_and_files(shlex.split(settings.backend.flags or ""), digests)
-            else:
-                joined = JoinedServer(backend, folder)
-                backend.run(joined.probe()).result()
-                depends_on = {"computed": joined.rows}
-            depends_on |= {"file": digests.digest(file)}
-            probed = probe(backend, folder, file=file, max_context=llama.max_context, depends_on=depends_on)
+            state = backend.run(probe(backend, folder) if joined is None else joined.join()).result()
+            flags = shlex.split(settings.backend.flags or "")
+            depends_on = flags_and_files(flags, digests) if joined is None else {"computed": joined.rows}
+            depends_on |= {"file": digests.digest(file := gguf_of(source))}
+            probed = described(state.shape, file=file, max_context=llama.max_context, depends_on=depends_on)
             if joined is not None:
                 check_joinable(probed)
         except (BackendFailed, SlotFileError, Unsupported) as error:
@@ -182,8 +179,9 @@ class _KeptSlots:
         notes = (f"its slots are kept: {probed.layout.describe_bytes()}",)
         if joined is not None:
             joined.watch()
-            return cls(folder, probed, lambda: joined.num_starts, joined.check, notes)
-        return cls(folder, probed, lambda: 0 if own is None else own.num_starts, None, notes)
+        counted = own or joined
+        assert counted is not None, "a server is ours or another's"
+        return cls(folder, probed, lambda: counted.num_starts, None if joined is None else joined.check, notes)
 
     def memory(self, parts: Builder, backend: Backend, num_slots: int, closing: ExitStack) -> Memory:
         """Return the memory of these slots, or of texts alone."""

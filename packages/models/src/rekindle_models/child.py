@@ -82,15 +82,13 @@ class Child:
     def start(self) -> None:
         """Start it and wait until it answers; BackendFailed, with what it wrote last, if it ends before that."""
         try:
-            self._own.start()
+            try:
+                self._own.start()
+            finally:
+                self._said.started()
         except EndedEarly as error:
-            self._said.started()
             said = self._said.why()
             raise BackendFailed(f"{error}{f': {said}' if said else ''}") from error
-        except BaseException:
-            self._said.started()
-            raise
-        self._said.started()
 
     def stop(self) -> None:
         """Ask it to end, which saves what it has, and wait for that; calling twice is safe."""

@@ -19,10 +19,10 @@ from rekindle.errors import BackendFailed, RekindleError
 from rekindle.parts import WindowPart
 from rekindle_backends.client import LOOK_EVERY_S, Backend
 from rekindle_backends.llama.layout import Unsupported
-from rekindle_backends.llama.probe import ProbedSlots, probed_file
-from rekindle_backends.llama.ram_disk import SlotFolder
+from rekindle_backends.llama.probe import ProbedSlots, probe
 from rekindle_backends.llama.sections import Kind
 from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama.slot_folder import SlotFolder
 from rekindle_backends.llama.wire import PROPS
 from rekindle_backends.wire import error_text
 
@@ -45,8 +45,8 @@ class JoinedServer:
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
         self._lock = asyncio.Lock()
 
-    async def probe(self) -> None:
-        """Learn the rows of the server; BackendFailed or SlotFileError if nothing can be kept."""
+    async def join(self) -> SlotFile:
+        """Learn the rows of the server, and return its probe; BackendFailed or SlotFileError if nothing can be kept."""
         process = await self._word()
         file = await self._probed()
         self.rows = digest_of(file)
@@ -54,6 +54,7 @@ class JoinedServer:
         if await self._word() != process:
             raise BackendFailed("it was started again meanwhile")
         self._process = process
+        return file
 
     async def check(self) -> None:
         """Return if the process that was probed still runs, and so has done what was asked of it; else BackendFailed,
@@ -67,7 +68,8 @@ class JoinedServer:
                 self._process, file = None, await self._probed()
                 if digest_of(file) == self.rows and await self._word() == process:
                     self._process = process
-                    raise BackendFailed("llama-server was started again: its slots are empty")
+                    logger.warning("the llama-server at %s was started again: its slots are empty", self._backend.url)
+                    raise BackendFailed("llama-server was started again meanwhile")
                 self._refused = process
                 logger.error(
                     "the llama-server at %s was started again, and computes other rows now: nothing is read or kept "
@@ -85,7 +87,7 @@ class JoinedServer:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await self.check()
-            except RekindleError as error:
+            except (RekindleError, OSError) as error:  # it does not answer, or its folder is gone: looked at again
                 logger.debug("%s", error)
 
     async def _word(self) -> str:
@@ -99,7 +101,7 @@ class JoinedServer:
         """The state of the probe, once two in a row have the same rows."""
         before = None
         for _ in range(MOST_PROBES):
-            file = await probed_file(self._backend, self._folder)
+            file = await probe(self._backend, self._folder)
             if digest_of(file) == before:
                 return file
             before = digest_of(file)

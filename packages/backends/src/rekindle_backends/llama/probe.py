@@ -18,9 +18,9 @@ from rekindle.model.gguf_header import GgufHeader
 from rekindle.spec import KVLayout
 from rekindle_backends.client import Backend
 from rekindle_backends.llama.layout import layout_of
-from rekindle_backends.llama.ram_disk import SlotFolder
 from rekindle_backends.llama.shapes import FileShape
 from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama.slot_folder import SlotFolder
 from rekindle_backends.wire import error_text
 
 NUM_PROBED = 8
@@ -41,14 +41,10 @@ class ProbedSlots:
     identity: dict[str, str]
 
 
-def probe(
-    backend: Backend, folder: SlotFolder, *, file: Path, max_context: int, depends_on: Mapping[str, str]
-) -> ProbedSlots:
-    """Learn what the slots of `max_context` tokens keep; `depends_on` is what else the rows depend on, by name.
-
-    BackendFailed, SlotFileError or Unsupported say why there is no memory: the server still computes.
+def described(shape: FileShape, *, file: Path, max_context: int, depends_on: Mapping[str, str]) -> ProbedSlots:
+    """Say what slots of `max_context` tokens keep whose files have this shape, of the model in a GGUF `file`;
+    `depends_on` is what else the rows depend on, by name. Unsupported for what cannot be blocks.
     """
-    shape = backend.run(probed_file(backend, folder)).result().shape
     header = GgufHeader.read(file)
     architecture = header.values.get("general.architecture")
     window = header.values.get(f"{architecture}.attention.sliding_window")
@@ -61,7 +57,7 @@ def probe(
     return ProbedSlots(shape, layout, identity)
 
 
-async def probed_file(backend: Backend, folder: SlotFolder) -> SlotFile:
+async def probe(backend: Backend, folder: SlotFolder) -> SlotFile:
     """Compute a few tokens in slot 0, read its state, and empty it; BackendFailed or SlotFileError if that fails."""
     body = {
         "prompt": list(range(1, 1 + NUM_PROBED)),

@@ -18,9 +18,9 @@ import numpy as np
 from rekindle.errors import BackendFailed
 from rekindle.kv.arena import KVArena
 from rekindle_backends.client import Backend
-from rekindle_backends.llama.ram_disk import SlotFolder
 from rekindle_backends.llama.shapes import FileShape
 from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama.slot_folder import SlotFolder
 from rekindle_backends.llama.transfer import put, take
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import BackendFailed
-from rekindle_backends.llama.ram_disk import PREFIX, RamDisk
+from rekindle_backends.llama.slot_folder import PREFIX, RamDisk
 
 
 def test_folders_of_the_dead_are_removed_and_of_the_living_stay(tmp_path: Path) -> None:
