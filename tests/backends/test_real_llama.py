@@ -31,6 +31,7 @@ from tests.backends.test_memory import asked, text_of
 from tests.backends.test_own_vllm import until
 from tests.server.conftest import Served
 from tests.server.scripted import serving
+from tests.sessions.http.test_coordination_doc import answers_as_the_page_says
 from tools.real_models import REAL_MODELS
 
 NUM_REPLIES = int(os.environ.get("REPLIES", "100"))
@@ -115,6 +116,10 @@ def test_a_turn_continues_the_last_one(front: Served) -> None:
     stored = [*first["rekindle"]["prompt_ids"], *first["rekindle"]["completion_ids"]]
     assert said["prompt_ids"][: len(stored)] == stored and said["outcome"] == "extend"
     assert said["reused_tokens"] >= len(stored) - 1
+
+
+def test_agents_of_a_conversation_share_a_slot(front: Served) -> None:
+    answers_as_the_page_says(front)
 
 
 def test_a_client_that_leaves_frees_the_slot(front: Served) -> None:

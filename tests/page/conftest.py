@@ -1,8 +1,11 @@
-"""A Chromium that is there already, and real server processes for it. Without one the tests skip, which fails in CI."""
+"""A Chromium that is there already, and real server processes for it. Without one the tests skip, which fails in CI.
+
+`test_real_llama.py` is collected where there is a llama-server: `make engines` builds one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +15,11 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from rekindle.config import ServerSettings
 from rekindle.harness.client import ServerProcess, free_port
+from tests.backends.llama.real_server import executable
 from tests.forks import ForkedServer
 from tests.programs import program
 
+collect_ignore = [] if executable() else ["test_real_llama.py"]
 # No window, no sandbox (CI is root), and no word to anybody but the page's own server.
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -41,6 +46,7 @@ class Site:
 
     directory: Path
     settings: ServerSettings
+    flags: Sequence[str] = FLAGS
     process: ServerProcess | None = None
 
     @property
@@ -49,7 +55,7 @@ class Site:
 
     def start(self) -> None:
         """Begin to serve; returns when it answers."""
-        flags = [*FLAGS, "--store", str(self.directory / "store")]
+        flags = [*self.flags, "--store", str(self.directory / "store")]
         self.process = ForkedServer(flags, log=self.directory / "log", server=self.settings)
         self.process.wait_ready()
 
@@ -60,9 +66,9 @@ class Site:
 
 
 @contextmanager
-def site_in(directory: Path, *, api_key: str | None = None) -> Iterator[Site]:
+def site_in(directory: Path, *, api_key: str | None = None, flags: Sequence[str] = FLAGS) -> Iterator[Site]:
     """A running site; it never outlives this."""
-    site = Site(directory, ServerSettings(port=free_port(), api_key=api_key))
+    site = Site(directory, ServerSettings(port=free_port(), api_key=api_key), flags)
     site.start()
     try:
         yield site

@@ -68,22 +68,26 @@ def test_an_empty_server_says_how_to_begin_and_an_agent_appears(tmp_path: Path, 
 def test_a_restarted_server_is_found_again_with_its_agents_warm(tmp_path: Path, opened: Open, seen: Seen) -> None:
     seen.pardoned = AWAY
     with site_in(tmp_path) as site:
-        page = opened(site.url)
-        ask(page, FACT * 4, agent="ada")
-        expect(row(page, "ada")).to_contain_text("miss")
-        site.stop()
-        page.wait_for_selector("body[data-connection=down]")
-        expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
-        assert "miss" in row(page, "ada").inner_text(), "what was known stays on the page"
-        site.start()
-        page.wait_for_selector("body[data-connection=up]")
-        expect(page.locator("#notice")).to_be_hidden()
-        hot, warm = (page.locator(f"tr.agent td[data-label={tier}]") for tier in ("Hot", "Warm"))
-        expect(hot).to_have_text("0")
-        expect(warm).not_to_have_text("0")
-        ask(page, QUESTION)
-        expect(page.locator("#chat-log .assistant").last).to_contain_text("from disk")
-        expect(warm).to_have_text("0")
+        restart_under(opened(site.url), site)
+
+
+def restart_under(page: Page, site: Site) -> None:
+    """The page meanwhile says that the server is away, and then what its agents have on disk."""
+    ask(page, FACT * 4, agent="ada")
+    expect(row(page, "ada")).to_contain_text("miss")
+    site.stop()
+    page.wait_for_selector("body[data-connection=down]")
+    expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+    assert "miss" in row(page, "ada").inner_text(), "what was known stays on the page"
+    site.start()
+    page.wait_for_selector("body[data-connection=up]")
+    expect(page.locator("#notice")).to_be_hidden()
+    hot, warm = (page.locator(f"tr.agent td[data-label={tier}]") for tier in ("Hot", "Warm"))
+    expect(hot).to_have_text("0")
+    expect(warm).not_to_have_text("0")
+    ask(page, QUESTION)
+    expect(page.locator("#chat-log .assistant").last).to_contain_text("from disk")
+    expect(warm).to_have_text("0")
 
 
 def test_agents_that_begin_alike_are_drawn_in_one_colour(site: Site, opened: Open) -> None:

@@ -70,6 +70,11 @@ def test_every_field_of_a_session_is_told_of() -> None:
 
 
 def test_the_examples_answer_as_the_page_says(served: Served) -> None:
+    answers_as_the_page_says(served)
+
+
+def answers_as_the_page_says(served: Served) -> None:
+    """Every example, in the page's order."""
     session, answers = "", []
     for example, told in EXAMPLES:
         text = run(example, served, session)
