@@ -33,5 +33,5 @@ def test_its_names_are_those_of_the_code() -> None:
         assert f"`{name}`" in DOC, name
     told = set(re.findall(r"`([a-z_]+)", DOC))
     assert set(MessagesBody.model_fields) - {"model"} <= told | {"cache_control"}
-    assert {"metadata", "service_tier", "container", "inference_geo", "speed", "diagnostics"} <= HARMLESS & told
+    assert {"metadata", "service_tier", "container", "inference_geo", "speed"} <= HARMLESS & told
     assert f"{MAX_STOPS} stop sequences" in DOC

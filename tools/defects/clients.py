@@ -16,6 +16,7 @@ OFFERS = "tests/engine/test_tail_offers.py"
 SUMMARIES = "tests/engine/test_summaries.py"
 BRANCHES = "tests/engine/test_branches.py"
 ASIDE = "tests/engine/test_side_requests.py"
+DIAGNOSED = "tests/server/test_cache_diagnostics.py"
 
 CLIENTS = (
     one(
@@ -361,5 +362,40 @@ CLIENTS = (
         "if agent not in agents}",
         "}",
         f"{OFFERS}::test_texts_are_kept_by_client_within_bounds_and_forgotten_with_their_agent",
+    ),
+    one(
+        "an id of another namespace that is compared with",
+        "server/answers/comparison.py",
+        "[prefix.encode(), namespace.encode(), data]",
+        "[prefix.encode(), data]",
+        f"{DIAGNOSED}::test_ids_are_those_of_a_namespace",
+    ),
+    one(
+        "all messages compared with those of the earlier request",
+        "server/answers/comparison.py",
+        "self._messages[:num_messages]",
+        "self._messages",
+        f"{DIAGNOSED}::test_each_part_of_a_message_that_changed_is_named",
+    ),
+    one(
+        "ids that are known until the server restarts",
+        "server/app.py",
+        "ComparableIds(engine.secret)",
+        "ComparableIds(str(id(engine)).encode())",
+        f"{DIAGNOSED}::test_a_restart_and_another_model",
+    ),
+    one(
+        "requests compared as they were sent",
+        "server/answers/answer.py",
+        "self.engine.spec, self.engine.settled(request)",
+        "self.engine.spec, request",
+        f"{DIAGNOSED}::test_the_line_that_signs_requests_is_no_change",
+    ),
+    one(
+        "missed tokens of the whole prompt",
+        "server/answers/comparison.py",
+        "known.prompt_tokens * self.share",
+        "known.prompt_tokens",
+        f"{DIAGNOSED}::test_what_is_missed_is_what_the_earlier_prompt_had",
     ),
 )

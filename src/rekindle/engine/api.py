@@ -184,6 +184,15 @@ class Engine:
         """Return the prompt of messages or text as it would be computed, without matching it; raises BadRequest."""
         return self.components.renderer.render(request).prompt
 
+    def settled(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with messages and tools as they are rendered."""
+        return self.components.renderer.settled(request)
+
+    @property
+    def secret(self) -> bytes:
+        """A key that lasts as long as the store, or without one as long as this engine."""
+        return self.components.secret
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; errors in it arrive through the generation."""
         return self.submit_many(request, 1)[0]

@@ -157,6 +157,7 @@ class Builder:
                 refused=disk.refused,
                 store_settings=disk.settings,
                 place=None if store is None else StorePlace(disk.settings.own_directory() / spec.fingerprint.hex()),
+                secret=self.cache.secret,
                 prefault=None if store is None else Prefault(computing.arena, store.stats().num_blocks),
                 weights_writer=None if computing.unsaved is None else WeightsWriter(computing.unsaved),
                 backend=computing.backend,

@@ -82,6 +82,7 @@ class Components:
     refused: str | None  # why an enabled store could not be opened
     store_settings: StoreSettings  # as given, with the slot that was claimed
     place: StorePlace | None
+    secret: bytes  # of the store, or of this run without one
     backend: Backend | None = None  # which computes, if this engine does not
     has_kv: bool = True  # blocks hold KV; else they stand for texts, and the backend has it
     prefault: Prefault | None = None  # with a store

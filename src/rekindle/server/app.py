@@ -24,6 +24,7 @@ from rekindle.server.agents.deletions import Deletions
 from rekindle.server.agents.prefill import prefill_router
 from rekindle.server.agents.routes import agents_router
 from rekindle.server.answers.answer import RouteContext
+from rekindle.server.answers.comparison import ComparableIds
 from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route, on_error
 from rekindle.server.extension import Context, Extension, extended
@@ -160,7 +161,8 @@ def create_app(
     app = App(ShutdownGate(), recorder, responses, metrics, bound=engine.encoder.bound)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
-    _add_generating(app, RouteContext(engine, served, group, clock, settings.ping_s, settings.strict))
+    ids = ComparableIds(engine.secret)
+    _add_generating(app, RouteContext(engine, served, group, ids, clock, settings.ping_s, settings.strict))
     for router in (
         agents_router(engine, history, Deletions(engine, history, responses, app.extensions, clock=clock)),
         *(extension.router for extension in app.extensions),

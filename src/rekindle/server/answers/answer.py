@@ -24,6 +24,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest, Progress, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
+from rekindle.server.answers.comparison import ComparableIds, RequestParts
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
 from rekindle.server.border import HttpError, Problem, in_thread, invalid, parse_json, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
@@ -339,16 +340,23 @@ def _cancelled() -> HttpError:
 class RouteContext:
     """What the generating routes share. `clock` is wall time; a stream has a ping every `ping_s` seconds.
 
-    `strict`: bodies with something that would be left out are refused.
+    `strict`: bodies with something that would be left out are refused. `ids`: of answers that later requests may be
+    compared with.
     """
 
     engine: Engine
     model: ServedModel
     observer: Observer
+    ids: ComparableIds
     clock: Callable[[], float]
     ping_s: float
     strict: bool = False
 
-    def stamp(self, prefix: str) -> Stamp:
-        """Return the stamp of a new answer, whose id begins with `prefix`."""
-        return Stamp(f"{prefix}{uuid.uuid4().hex}", int(self.clock()), self.model.name)
+    def stamp(self, prefix: str, id: str | None = None) -> Stamp:
+        """Return the stamp of a new answer with this id, or one that begins with `prefix`."""
+        return Stamp(id or f"{prefix}{uuid.uuid4().hex}", int(self.clock()), self.model.name)
+
+    def parts_of(self, request: GenerationRequest) -> RequestParts:
+        """Return what a request is compared by, as it is rendered for this model."""
+        spec, settled = self.engine.spec, self.engine.settled(request)
+        return RequestParts(f"{self.model.name} {spec.fingerprint.hex()}", settled)

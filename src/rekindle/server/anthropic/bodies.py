@@ -18,7 +18,7 @@ from rekindle.server.answers.validation import Items, OpenModel, StrictModel
 MAX_MESSAGES = 100_000  # Anthropic's own limit
 # Parameters for naming, billing, routing or extra data; no answer depends on them.
 HARMLESS = frozenset(
-    "metadata service_tier inference_geo container user_profile_id workspace_id speed diagnostics betas "
+    "metadata service_tier inference_geo container user_profile_id workspace_id speed betas "
     "billing_policy fallbacks fallback_credit_token anthropic_version anthropic_beta".split()
 )
 # Not implemented, but harmless at the value that means "off".
@@ -127,6 +127,12 @@ System = Annotated[
 Tools = Annotated[Items[dict[str, Any]], WithJsonSchema({"type": "array", "items": _TOOL})]
 
 
+class Diagnostics(OpenModel):
+    """Why the prompt cache missed, compared with the request that this message answered. Null: the first of them."""
+
+    previous_message_id: str | None = None
+
+
 class PromptBody(StrictModel):
     """The parameters that make up a prompt, whether it is counted or answered."""
 
@@ -154,6 +160,7 @@ class MessagesBody(PromptBody):
     max_tokens: int = Field(ge=0, description="0: compute and keep the prompt, answer nothing")
     stop_sequences: Items[Annotated[str, Field(min_length=1)]] | None = Field(default=None, max_length=MAX_STOPS)
     stream: bool | None = None
+    diagnostics: Diagnostics | None = Field(default=None, description="say which part of the request was changed")
     temperature: float | None = None
     top_k: int | None = Field(default=None, description="0: no limit")
     top_p: float | None = None

@@ -18,6 +18,7 @@ from rekindle.server.anthropic.bodies import (
     NEUTRAL,
     ContextEdit,
     CountBody,
+    Diagnostics,
     MessagesBody,
     PromptBody,
     Thinking,
@@ -109,6 +110,7 @@ class MessagesCall:
     `calls_tools`: the reply may contain calls, several if `parallel`. `hides_thinking`: thinking blocks have only their
     signature. `reports_edits`: the answer says that the history was not edited. `unavailable`: the name of a tool that
     must be called and that nobody runs here; nothing is generated then. `loaded`: deferred tools that it found.
+    `diagnostics`: what the answer is to be compared with.
     """
 
     request: GenerationRequest
@@ -121,6 +123,7 @@ class MessagesCall:
     return_ids: bool
     unavailable: str | None
     loaded: tuple[Any, ...] = ()
+    diagnostics: Diagnostics | None = None
 
     @property
     def read_tools(self) -> Sequence[Any]:
@@ -157,6 +160,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
         return_ids=options.return_ids,
         unavailable=forced_server_tool(asked.tools or (), asked.tool_choice),
         loaded=loaded,
+        diagnostics=asked.diagnostics,
     )
 
 

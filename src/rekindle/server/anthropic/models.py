@@ -67,6 +67,29 @@ class AppliedEdits(StrictModel):
     applied_edits: list[Any]
 
 
+class CacheMissReason(StrictModel):
+    """The first part of a request that differs from the earlier one, and about how many tokens were computed for it.
+
+    Without that number nothing can be said: no such message is known here, or only how the template is used differs.
+    """
+
+    type: Literal[
+        "model_changed",
+        "system_changed",
+        "tools_changed",
+        "messages_changed",
+        "previous_message_not_found",
+        "unavailable",
+    ]
+    cache_missed_input_tokens: int | None = None
+
+
+class Diagnostics(StrictModel):
+    """Why the prompt does not continue that of the message which the request names."""
+
+    cache_miss_reason: CacheMissReason
+
+
 class MessageStart(StrictModel):
     """The message at the start of its stream."""
 
@@ -78,6 +101,7 @@ class MessageStart(StrictModel):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    diagnostics: Diagnostics | None = None
 
 
 class MessageAnswer(MessageStart):

@@ -14,6 +14,7 @@ from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.answers.sse import comment, event
 from rekindle.server.anthropic.calls import MessagesCall
 from rekindle.server.anthropic.conversation import sign
+from rekindle.server.anthropic.diagnosis import Diagnosis
 from rekindle.server.border import Problem
 from rekindle.text.messages import Message
 from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, ReasoningDelta, ReplyFormat, TextDelta
@@ -135,8 +136,17 @@ class MessagesReply:
 
     events: Literal["typed"] = "typed"
 
-    def __init__(self, stamp: Stamp, call: MessagesCall, generation: Generation, *, form: ReplyFormat) -> None:
+    def __init__(
+        self,
+        stamp: Stamp,
+        call: MessagesCall,
+        generation: Generation,
+        *,
+        form: ReplyFormat,
+        diagnosis: Diagnosis | None = None,
+    ) -> None:
         self._stamp = stamp
+        self._diagnosis = diagnosis
         self._call = call
         choice = Choice(0, generation)
         self._reading = ReplyParser(choice, form, tools=call.read_tools, parallel=call.parallel)
@@ -181,15 +191,19 @@ class MessagesReply:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole message."""
-        head = self._head()
+        head = self._head() | self._diagnosed(self._reading.choice.report)
         return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._extras()}
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._stamp.id, "type": "message", "role": "assistant", "model": self._stamp.model}
 
+    def _diagnosed(self, known: Report | Progress | None) -> dict[str, Any]:
+        return {} if self._diagnosis is None else {"diagnostics": self._diagnosis.described(known)}
+
     def _start(self, known: Report | Progress | None) -> dict[str, Any]:
         usage = usage_of(known, self._call.request.breakpoints)
-        message = self._head() | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        head = self._head() | self._diagnosed(known)
+        message = head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return {"type": "message_start", "message": message}
 
     def _stopped(self) -> dict[str, Any]:

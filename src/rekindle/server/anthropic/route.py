@@ -12,10 +12,12 @@ from rekindle.engine.generation import Generation
 from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read, submit_all
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.conversation import find_habits
+from rekindle.server.anthropic.diagnosis import Diagnosis
 from rekindle.server.anthropic.reply import MessagesReply, UnavailableAnswer
 from rekindle.server.gate.caller import Caller, caller_of
 
 PATH = "/v1/messages"
+PREFIX = "msg_"  # of ids
 COUNT_PATH = "/v1/messages/count_tokens"
 PARAMS = {"stop": "stop_sequences"}
 
@@ -36,10 +38,11 @@ class MessagesRoute:
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""
-        (call, generations), watch = await accepted(request, self._context.observer, PATH, self._submit)
+        submitted, watch = await accepted(request, self._context.observer, PATH, self._submit)
+        call, generations, stamp, diagnosis = submitted
         if call.unavailable is not None:
-            return _unavailable(call.unavailable, self._context.stamp("msg_"), stream=call.stream)
-        reply = MessagesReply(self._context.stamp("msg_"), call, generations[0], form=self._side.form)
+            return _unavailable(call.unavailable, stamp, stream=call.stream)
+        reply = MessagesReply(stamp, call, generations[0], form=self._side.form, diagnosis=diagnosis)
         answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._context.ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
@@ -49,11 +52,21 @@ class MessagesRoute:
         num_tokens = await read(request, lambda body: self._count(body, caller), param="messages")
         return JSONResponse({"input_tokens": num_tokens})
 
-    def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation]]:
+    def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation], Stamp, Diagnosis | None]:
         call = parse_messages(body, caller, self._side, strict=self._context.strict)
         self._context.model.require(call.model, dialect="anthropic")
         requests = [call.request] if call.unavailable is None else []
-        return call, submit_all(self._context.engine, requests, 1)
+        return call, submit_all(self._context.engine, requests, 1), *self._compared(call)
+
+    def _compared(self, call: MessagesCall) -> tuple[Stamp, Diagnosis | None]:
+        """Return the stamp of the answer, and what the request is next to the one that it names."""
+        context = self._context
+        if call.diagnostics is None:
+            return context.stamp(PREFIX), None
+        ids, namespace, parts = context.ids, call.request.namespace, context.parts_of(call.request)
+        previous = call.diagnostics.previous_message_id
+        found = None if previous is None else ids.compare(previous, PREFIX, namespace, parts)
+        return context.stamp(PREFIX, ids.new(PREFIX, namespace, parts)), Diagnosis(previous, found)
 
     def _count(self, body: Any, caller: Caller) -> int:
         asked, model = parse_count(body, caller, self._side, strict=self._context.strict)

@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from rekindle.server.answers.options import RekindleOptions, with_sampling
-from rekindle.server.answers.validation import Items, StrictModel
+from rekindle.server.answers.validation import Items, OpenModel, StrictModel
 from rekindle.server.responses.call_items import KINDS
 from rekindle.server.responses.items import ITEM_TYPES
 
 # Naming, billing, routing, or bounds for tools that run elsewhere; no answer depends on them.
 HARMLESS = frozenset(
-    "client_metadata max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier "
-    "service_tier user".split()
+    "client_metadata max_tool_calls prompt_cache_key prompt_cache_retention safety_identifier service_tier user".split()
 )
 # Not implemented, but harmless at the value that means "off".
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -98,6 +97,13 @@ class Reasoning(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class CacheOptions(OpenModel):
+    """`comparison_response_id`: the answer says what differs from the request of that response. Where prompts are kept,
+    and for how long, is decided here: the other options have no effect."""
+
+    comparison_response_id: str | None = None
+
+
 class TextOptions(StrictModel):
     """Replies are plain text, or with a `format` JSON of its schema; `verbosity` is for models that know it."""
 
@@ -119,6 +125,7 @@ class _Drawn(StrictModel):
     text: TextOptions | None = None
     include: Items[str] | None = None
     metadata: Pairs | None = None
+    prompt_cache_options: CacheOptions | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
@@ -132,3 +139,8 @@ class ResponseBody(_Drawn):
 
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
     rekindle: RekindleOptions | None = None
+
+    @property
+    def compared_with(self) -> str | None:
+        """The id of the response whose request this one is to be compared with."""
+        return None if self.prompt_cache_options is None else self.prompt_cache_options.comparison_response_id

@@ -44,6 +44,7 @@ class ResponseCall:
     """A parsed body: what to generate, how to parse the reply, and which request fields the answer repeats.
 
     `items`: those of this request, stored with the response. `seals`: reasoning is also sent as `encrypted_content`.
+    `compared_with`: the id of the response whose request the answer is to be compared with.
     """
 
     request: GenerationRequest
@@ -57,6 +58,7 @@ class ResponseCall:
     tool_choice: ToolChoice
     items: tuple[Item, ...]
     echo: dict[str, Any]
+    compared_with: str | None = None
 
     @property
     def read_tools(self) -> Sequence[Any]:
@@ -86,7 +88,6 @@ def parse_response(
     messages, tools = _messages(asked, [*history, *items]), read_tools(asked.tools, omissions)
     _check_repeated(tools=asked.tools, tool_choice=asked.tool_choice)
     choice = read_choice(asked.tool_choice, tools)
-    echoes = True if chain or all(message.role != "assistant" for message in messages) else None
     request = GenerationRequest(
         messages=messages,
         agent=caller.agent,
@@ -98,7 +99,7 @@ def parse_response(
         **template_fields(_template_kwargs(asked, reasoning), asked.chat_template_kwargs, "reasoning.effort"),
         constraint=None if choice.is_forced else read_format(asked.text.format if asked.text else None, "text.format"),
         structured=True,
-        echoes_thoughts=echoes,
+        echoes_thoughts=True if chain or all(message.role != "assistant" for message in messages) else None,
         omitted=omissions.all(),
     )
     return ResponseCall(
@@ -113,6 +114,7 @@ def parse_response(
         tool_choice=choice,
         items=tuple(items),
         echo=_echo(asked, request, reasoning),
+        compared_with=asked.compared_with,
     )
 
 

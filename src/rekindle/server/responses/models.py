@@ -127,6 +127,15 @@ class ResponseReport(RekindleReport):
     not_stored: str | None = None
 
 
+class CacheDiagnostics(StrictModel):
+    """What the request named for a comparison says about reuse: the first part that differs, and about how many tokens
+    were computed for it. `unavailable`: the prompt continues the other one, and its KV is gone."""
+
+    type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
+    reason: Literal["model_changed", "tools_changed", "reasoning_effort_changed", "input_changed"] | None = None
+    cache_missed_tokens: int | None = None
+
+
 class IncompleteDetails(StrictModel):
     """Why the response is incomplete."""
 
@@ -154,6 +163,7 @@ class ResponseAnswer(StrictModel):
     output: list[OutputItem]
     usage: ResponseUsage | None
     rekindle: ResponseReport | None = None
+    prompt_cache_diagnostics: CacheDiagnostics | None = None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]

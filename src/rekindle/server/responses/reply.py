@@ -11,9 +11,11 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.types import Delta, Progress
 from rekindle.server.answers.answer import Stamp, progress_text
 from rekindle.server.answers.choice import Choice, ReplyParser
+from rekindle.server.answers.comparison import Comparison
 from rekindle.server.answers.sse import comment
 from rekindle.server.border import Problem
 from rekindle.server.responses.calls import ResponseCall
+from rekindle.server.responses.diagnosis import diagnosed
 from rekindle.server.responses.output import Events, Output
 from rekindle.text.messages import Message
 from rekindle.text.replies import ReplyFormat
@@ -24,7 +26,16 @@ class ResponseReply:
 
     events: Literal["typed"] = "typed"
 
-    def __init__(self, stamp: Stamp, call: ResponseCall, generation: Generation, *, form: ReplyFormat) -> None:
+    def __init__(
+        self,
+        stamp: Stamp,
+        call: ResponseCall,
+        generation: Generation,
+        *,
+        form: ReplyFormat,
+        comparison: Comparison | None = None,
+    ) -> None:
+        self._comparison = comparison
         self._stamp = stamp
         self._call = call
         self._parser = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
@@ -77,7 +88,7 @@ class ResponseReply:
             report = self._parser.described(return_ids=self._call.return_ids)
             if self._call.tools.left_out:
                 report["left_out_tools"] = list(self._call.tools.left_out)
-            self._finished = described | {"usage": self._usage(), "rekindle": report}
+            self._finished = described | {"usage": self._usage(), **self._diagnosed(), "rekindle": report}
         return self._finished
 
     def not_stored(self, why: str) -> None:
@@ -111,6 +122,13 @@ class ResponseReply:
             "usage": None,
             **self._call.echo,
         }
+
+    def _diagnosed(self) -> dict[str, Any]:
+        """What the request that was named for a comparison says about this one's reuse."""
+        report = self._parser.choice.report
+        if self._call.compared_with is None or report is None:
+            return {}
+        return {"prompt_cache_diagnostics": diagnosed(self._comparison, report)}
 
     def _usage(self) -> dict[str, Any]:
         """Exact token counts: reused tokens are part of the input, and computed ones are stored unless reuse is off."""

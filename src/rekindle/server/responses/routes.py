@@ -18,6 +18,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
 from rekindle.errors import NotFound
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, read, submit_all
+from rekindle.server.answers.comparison import RequestParts
 from rekindle.server.border import Router, invalid
 from rekindle.server.gate.caller import Caller, access_of, caller_of
 from rekindle.server.responses.calls import ResponseCall, parse_response
@@ -25,6 +26,7 @@ from rekindle.server.responses.reply import ResponseReply
 from rekindle.server.responses.stored import StoredResponse, StoredResponses
 
 PATH = "/v1/responses"
+PREFIX = "resp_"  # of ids
 COUNT_PATH = "/v1/responses/input_tokens"
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
 KEEP_S = 15.0  # longest wait of an answer for a disk that hangs
@@ -43,8 +45,11 @@ class ResponseRoute:
         ticket = self._responses.ticket()
         context = self._context
         submitted, watch = await accepted(request, context.observer, PATH, self._submit, always_off_loop=True)
-        caller, call, generation = submitted
-        reply = ResponseReply(context.stamp("resp_"), call, generation, form=context.engine.reply_format)
+        caller, call, generation, parts = submitted
+        ids, namespace, other = context.ids, caller.namespace, call.compared_with
+        stamp = context.stamp(PREFIX, ids.new(PREFIX, namespace, parts))
+        found = None if other is None else ids.compare(other, PREFIX, namespace, parts)
+        reply = ResponseReply(stamp, call, generation, form=context.engine.reply_format, comparison=found)
 
         async def keep() -> None:
             if call.store:
@@ -66,7 +71,7 @@ class ResponseRoute:
         self._context.model.require(call.model)
         return self._context.engine.encoder.count(self._context.engine.render(call.request))
 
-    def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation]:
+    def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation, RequestParts]:
         context = self._context
         call = parse_response(body, caller, self._responses, defaults=context.engine.sampling, strict=context.strict)
         self._context.model.require(call.model)
@@ -80,7 +85,7 @@ class ResponseRoute:
             parallel=call.parallel,
         )
         (generation,) = submit_all(self._context.engine, [request], 1)
-        return caller, call, generation
+        return caller, call, generation, context.parts_of(request)
 
 
 async def _failure(durable: Future[None]) -> str | None:
