@@ -18,11 +18,18 @@ from rekindle.text.replies.events import ArgumentsDelta, CallStart
 from tests.text.families import encoder_for
 from tests.tiny_models import END_ID, tiny_tokenizer
 from tools.real_clients.__main__ import CLIENTS
+from tools.real_clients.client import Place
+from tools.real_clients.comparison import ARMS, Comparison
+from tools.real_clients.comparison import table as comparison_table
 from tools.real_clients.day import Outcome
+from tools.real_clients.llama_model import as_scripted
 from tools.real_clients.script import OTHER, PROSE, Call, Reply, Script, answer, structured
+from tools.real_clients.scripted_llama import ids_name
 from tools.real_clients.scripted_serve import ScriptedSampler
 from tools.real_clients.serverlog import Request, Share, missing, noted, read_requests, refused
+from tools.real_clients.session import write
 from tools.real_clients.table import listing, table
+from tools.real_clients.work import PARTS, WORKS
 
 LOOK = Reply("I look.", [Call("look", {"place": 'é "attic"'})], "Hm.")
 SCRIPT = json.loads(Script({"day": [LOOK, Reply("Done.")], "who": [structured({"a": 1})]}).dumps())
@@ -155,6 +162,53 @@ def test_a_row_says_what_was_reused_and_what_broke() -> None:
     assert cells[1][0] == "| Eve 2.0" and cells[1][1].startswith("day: a \\| b xxx") and len(cells[1][1]) < 350
     assert rows[4:] == ["", "Not tested:", "", "- Bob: no package"]
     assert listing("day", requests["day"]).count("\n") == 3
+
+
+def test_a_session_is_compared_turn_by_turn(tmp_path: Path) -> None:
+    first, second, third = list(range(100)), [*range(100), 7, 8, *range(200, 230)], [*range(90), *range(300, 340)]
+    asked = [("alone", first, [7, 8]), ("", [1, 2], [3]), ("alone", second, [9]), ("both-were-killed", third, [9])]
+    lines = []
+    for number, (step, prompt, reply) in enumerate(asked):
+        (tmp_path / ids_name(number)).write_text(json.dumps({"prompt": prompt, "reply": reply}))
+        line = {"step": step, "place": number, "replies": 0, "prompt_tokens": len(prompt), "number": number}
+        lines.append(json.dumps(line))
+    (tmp_path / "asked.jsonl").write_text("\n".join(lines))
+
+    def turns(*computed: int) -> dict[int, dict[str, object]]:
+        sizes = [len(prompt) for _, prompt, _ in asked]
+        pairs = enumerate(zip(sizes, computed, strict=False))
+        return {at: {"prompt": size, "computed": each, "first_token_s": 1.0 + at} for at, (size, each) in pairs}
+
+    write(tmp_path / "rekindle.json", turns(100, 2, 30, 110))
+    write(tmp_path / "requests.json", turns(100, 2, 32))
+    found = Comparison.read("Ada", tmp_path)
+    assert [(each.prompt, each.new, each.said) for each in found.asked] == [(100, 100, 0), (132, 30, 2), (130, 40, 1)]
+    assert [found.computed("requests", each) for each in found.asked] == [100, 30, None]
+    assert [row[2:6] for row in found.rows()] == [
+        ("2", "232", "130", "130, 44.0 %, 2.0 s, at most 3"),
+        ("1", "130", "40", "110, 15.4 %, 4.0 s, at most 4"),
+        ("3", "362", "170", "240, 33.7 %, 3.0 s, at most 4"),
+    ]
+    assert [row[-2] for row in found.rows()] == ["–"] * 3 and "in 2 turns" in found.rows()[-1][-1]
+    rows = comparison_table([found]).splitlines()
+    assert rows[0].count("|") == rows[2].count("|") == 6 + len(ARMS)
+    assert rows[-1].startswith("- Ada: both-were-killed/3 computed 110, 40 new")
+
+
+def test_a_long_conversation_is_scripted_to_its_end() -> None:
+    assert sum(part.num_requests for part in PARTS) >= 40
+    for work in WORKS.values():
+        steps = work.script(Place(Path("/nowhere"), Path("/nowhere"), 1)).steps
+        assert {name: len(replies) for name, replies in steps.items()} == {
+            each.step: each.num_requests for each in PARTS
+        }
+        assert all(bool(each.calls) == (each is not replies[-1]) for replies in steps.values() for each in replies)
+        assert len({text for replies in steps.values() for each in replies for text in each.texts()}) >= 40
+        for part, command in zip(PARTS, work.commands(), strict=True):
+            prompt = as_scripted(
+                f"<start_of_turn>user\n{command.arguments[-1]}<end_of_turn>\n<start_of_turn>assistant\n"
+            )
+            assert answer(json.loads(Script({part.step: [Reply("So.")]}).dumps()), prompt).texts == ("So.",)
 
 
 def test_every_client_has_a_directory_of_its_own() -> None:

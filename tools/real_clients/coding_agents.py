@@ -191,7 +191,10 @@ def _npm(*names: str) -> Packages:
 
 
 CODING_AGENTS = (
-    Client("Claude Code", _npm("@anthropic-ai/claude-code"), _claude_script, _claude_commands, _claude_variables),
+    # Without the tag npm chooses, for an older Node, an older one.
+    Client(
+        "Claude Code", _npm("@anthropic-ai/claude-code@latest"), _claude_script, _claude_commands, _claude_variables
+    ),
     Client("Codex CLI", _npm("@openai/codex"), _codex_script, _codex_commands, configure=_codex_configure),
     Client("opencode", _npm("opencode-ai"), _opencode_script, _opencode_commands, configure=_opencode_configure),
     Client("Qwen Code", _npm("@qwen-code/qwen-code"), _qwen_script, _qwen_commands, _openai_variables),

@@ -35,6 +35,45 @@ class Outcome:
     untested: str = ""
 
 
+def call(client: Client, place: Place, command: Command, output: Path) -> list[str]:
+    """Run a client; return what was wrong with how it ended."""
+    own = {name: value for name, value in os.environ.items() if name in KEPT}
+    variables = own | {"HOME": str(place.home), **client.variables(place), **command.variables}
+    variables["PATH"] = f"{place.bin}:{own['PATH']}"
+    with output.open("w") as sink:
+        try:
+            done = subprocess.run(
+                list(command.arguments),
+                cwd=place.repository,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=command.timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            return [f"not ended after {command.timeout_s:.0f} s"]
+    printed = output.read_text("utf-8", errors="replace")
+    problems = [line.removeprefix("FAILED ") for line in printed.splitlines() if line.startswith("FAILED ")]
+    if done.returncode and not problems:
+        problems.append(f"exit code {done.returncode}: {printed.strip()[-300:]}")
+    if command.output and command.output not in printed:
+        problems.append(f"{command.output!r} is not in what it printed")
+    return problems
+
+
+def wait_idle(server: ServerClient) -> None:
+    """Wait until a server is idle, as it is before a person's next line, for a minute at most."""
+    deadline = time.monotonic() + IDLE_S
+    while time.monotonic() < deadline:
+        stats = server.json("GET", "/v1/stats")
+        if not any(stats[name] for name in ("num_running", "num_waiting", "num_background")):
+            break
+        time.sleep(POLL_S)
+    time.sleep(2 * POLL_S)  # the line of a request is written after its answer
+
+
 class Day:
     """One client at one server."""
 
@@ -53,7 +92,8 @@ class Day:
             if command.phase != "day" and not is_changed:
                 (self._place.repository / "untracked.txt").write_text("New.\n", "utf-8")
                 is_changed = True
-            ended = self._call(command, self._place.directory / f"{number}-{command.phase}.out")
+            output = self._place.directory / f"{number}-{command.phase}.out"
+            ended = call(self._client, self._place, command, output)
             new = self._new_requests()
             self.requests[command.phase] = (*self.requests.get(command.phase, ()), *new)
             wanted = {name: steps[name] for name in command.steps}
@@ -65,42 +105,9 @@ class Day:
         if self._client.edits and NEW not in (self._place.repository / NOTES).read_text("utf-8"):
             self.problems.append("the edit did not arrive in the file")
 
-    def _call(self, command: Command, output: Path) -> list[str]:
-        """Run the client; return what was wrong with how it ended."""
-        own = {name: value for name, value in os.environ.items() if name in KEPT}
-        variables = own | {"HOME": str(self._place.home), **self._client.variables(self._place), **command.variables}
-        variables["PATH"] = f"{self._place.bin}:{own['PATH']}"
-        with output.open("w") as sink:
-            try:
-                done = subprocess.run(
-                    list(command.arguments),
-                    cwd=self._place.repository,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    timeout=command.timeout_s,
-                )
-            except subprocess.TimeoutExpired:
-                return [f"not ended after {command.timeout_s:.0f} s"]
-        printed = output.read_text("utf-8", errors="replace")
-        problems = [line.removeprefix("FAILED ") for line in printed.splitlines() if line.startswith("FAILED ")]
-        if done.returncode and not problems:
-            problems.append(f"exit code {done.returncode}: {printed.strip()[-300:]}")
-        if command.output and command.output not in printed:
-            problems.append(f"{command.output!r} is not in what it printed")
-        return problems
-
     def _new_requests(self) -> list[Request]:
-        """Wait until the server is idle, as it is before a person's next line; return the requests since the last."""
-        deadline = time.monotonic() + IDLE_S
-        while time.monotonic() < deadline:
-            stats = self._server.json("GET", "/v1/stats")
-            if not any(stats[name] for name in ("num_running", "num_waiting", "num_background")):
-                break
-            time.sleep(POLL_S)
-        time.sleep(2 * POLL_S)  # the line of a request is written after its answer
+        """Wait until the server is idle; return the requests since the last."""
+        wait_idle(self._server)
         asked = self._asked.read_text("utf-8") if self._asked.exists() else ""
         every = read_requests(self._log.read_text("utf-8"), asked)
         new, self._seen = every[self._seen :], len(every)

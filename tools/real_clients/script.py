@@ -67,6 +67,10 @@ class Asked:
     place: int = 0
     num_replies: int = 0
 
+    def recorded(self, prompt_tokens: int) -> dict[str, Any]:
+        """Return what is recorded of it, with the size of its prompt."""
+        return {"step": self.step, "place": self.place, "replies": self.num_replies, "prompt_tokens": prompt_tokens}
+
 
 @dataclass(frozen=True, slots=True)
 class Script:

@@ -81,14 +81,8 @@ class ScriptedSampler:
         if key not in self._replies or not len(history.reply):
             prompt = self._tokenizer.decode(history.prompt.tolist(), skip_special_tokens=False)
             found = answer(self._script, prompt)
-            line = {
-                "step": found.step,
-                "place": found.place,
-                "replies": found.num_replies,
-                "prompt_tokens": len(history.prompt),
-            }
             with self._log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(found.recorded(len(history.prompt))) + "\n")
             self._num_asked += 1
             self._log.with_name(f"prompt-{self._num_asked:03}.txt").write_text(prompt, "utf-8")
             self._replies[key] = found

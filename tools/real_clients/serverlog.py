@@ -25,6 +25,8 @@ class Request:
     cause: str = ""
     error: str = ""
     notes: tuple[str, ...] = ()  # left out, ignored, normalised
+    number: int = -1  # in the script's record, where that counts
+    first_token_ms: float = 0.0
 
     @property
     def is_reply(self) -> bool:
@@ -65,6 +67,8 @@ def _request(entry: dict[str, Any], step: dict[str, Any]) -> Request:
         cause=entry.get("cause") or "",
         error=entry.get("error") or "",
         notes=tuple(notes),
+        number=step.get("number", -1),
+        first_token_ms=entry.get("first_token_ms") or 0.0,
     )
 
 
