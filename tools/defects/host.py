@@ -9,8 +9,16 @@ NAMED = "rekindle_models/named.py"
 WISHES = "rekindle_models/wishes.py"
 CHILD = "rekindle_models/child.py"
 OF_PLACES, OF_NAMED = (f"tests/host/test_{name}.py" for name in ("places", "named"))
+OF_ENGINES = "tests/host/test_engines.py"
 
 HOSTS: tuple[Mutant, ...] = (
+    one(
+        "a front whose whole budget of hot memory counts as taken",
+        "server/ollama/routes.py",
+        "stats.used_hot_bytes if is_front else stats.hot_bytes",
+        "stats.hot_bytes",
+        f"{OF_ENGINES}::test_what_a_llama_server_keeps_of_a_token_and_what_it_takes_is_said",
+    ),
     one(
         "a host that lets requests in past one that waits for a place",
         PLACES,

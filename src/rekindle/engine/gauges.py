@@ -32,6 +32,7 @@ def engine_stats(
         num_cached_blocks=pool.num_cached,
         num_held_blocks=pool.num_held,
         hot_bytes=core.cache.arena.num_bytes,
+        used_hot_bytes=_used_bytes(core.cache),
         block_bytes=core.cache.arena.layout.kv_block_bytes,
         num_steps=counts.num_steps,
         num_stall_misses=scheduler.num_stall_misses,
@@ -50,6 +51,14 @@ def engine_stats(
         started=started,
         store=store,
     )
+
+
+def _used_bytes(cache: PrefixCache) -> int:
+    num_blocks, found = cache.pool.num_blocks - cache.pool.num_free, 0
+    for part in cache.arena.layout.parts:
+        slots = cache.arena.slots.get(part.kind)
+        found += part.payload_bytes * (num_blocks if slots is None else slots.num_used)
+    return found
 
 
 def hot_tokens(cache: PrefixCache, branches: Sequence[Branch]) -> list[int]:

@@ -260,6 +260,7 @@ class EngineStats:
     num_cached_blocks: int
     num_held_blocks: int
     hot_bytes: int
+    used_hot_bytes: int  # of blocks that are not free, each with the parts that it has
     block_bytes: int
     num_steps: int
     num_stall_misses: int

@@ -95,16 +95,13 @@ class ServedModel:
         """Return the entry of /v1/models; KV sizes are bytes per token, averaged over whole blocks. `sampling` is what
         chats of our own are sampled with.
 
-        A front, where KV is another server's, says what kind of server that is.
+        A front says what kind of server computes, and has sizes of KV if it keeps any; its formats are that server's.
         """
         spec, backend = self._engine.spec, self._engine.settings.backend
         layout = spec.layout
-        kv = {
-            "kv_formats": layout.formats(),
-            "kv_bytes_per_token": layout.token_bytes,
-            "kv_bytes_per_token_16bit": layout.token_bytes_16bit,
-            "block_tokens": layout.block_tokens,
-        }
+        kv: dict[str, Any] = {"kv_bytes_per_token": layout.token_bytes, "block_tokens": layout.block_tokens}
+        if backend.address is None:
+            kv |= {"kv_formats": layout.formats(), "kv_bytes_per_token_16bit": layout.token_bytes_16bit}
         return {
             "id": self.name,
             "object": "model",
@@ -113,7 +110,8 @@ class ServedModel:
             "max_model_len": self._engine.max_context,
             "rekindle": {
                 "architecture": spec.architecture,
-                **(kv if backend.address is None else {"backend": backend.kind}),
+                **({} if backend.address is None else {"backend": backend.kind}),
+                **(kv if self._engine.has_kv else {}),
                 "promise": self._engine.promise,
                 "sampling": self._engine.sampling.named("llama-server"),
             },

@@ -333,6 +333,13 @@ def model_of() -> tuple[Model, Callable[[str], list[int]]]:
     return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def write_program(path: Path) -> Path:
+    """Write a program that runs this file with our own Python; it needs our `sys.path` as PYTHONPATH."""
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serve until the process is ended."""
     parser = argparse.ArgumentParser(allow_abbrev=False)

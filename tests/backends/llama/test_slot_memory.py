@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import signal
-import stat
 import sys
 import threading
 import time
@@ -46,9 +45,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The imitation as a program, which the variable names; its requests are logged."""
-    path = tmp_path / "llama-server"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FILE}" "$@"\n')
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    path = imitation.write_program(tmp_path / "llama-server")
     monkeypatch.setenv("LLAMA_SERVER", str(path))
     monkeypatch.setenv("IMITATION_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

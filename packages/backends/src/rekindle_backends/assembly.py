@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from rekindle.compute.cpu.memory import memory_of
 from rekindle.config import SETTINGS, BackendKind, Settings
@@ -80,7 +81,8 @@ def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = dateti
         found = _found(settings, backend, (source.name, settings.model.model or "", str(directory)), encoder)
         slots = _KeptSlots.find(settings, source, backend, found.llama, own, folder)
         started["weights"] = time.time()
-        spec = _spec(settings, source.name, described, digest, found.max_context, slots.probed)
+        file = gguf_of(source) if settings.backend.keeps_slots else source.file
+        spec = _spec(settings, source.name, described, digest, found.max_context, slots.probed, file)
         spec = replace(spec, eos_ids=spec.eos_ids | find_reply_ends(encoder))
         if use_store:
             check_disk(settings.store, spec)
@@ -301,8 +303,12 @@ def _spec(
     tokenizer: str,
     max_context: int | None,
     probed: ProbedSlots | None,
+    file: Path | None,
 ) -> ModelSpec:
-    """Return what is known of the model; a block of texts alone has the smallest layer that there can be."""
+    """Return what is known of the model; a block of texts alone has the smallest layer that there can be.
+
+    `file` has its weights, if they are in one here.
+    """
     given = (settings.engine.max_context, described.max_context, max_context)
     limits = [each for each in given if each is not None]
     if not limits:
@@ -324,5 +330,12 @@ def _spec(
         eos_ids=described.eos_ids,
         fingerprint=hasher.digest(),
         layout=layout,
-        facts=ModelFacts(described.family, 0, "safetensors", 0, 0, "native"),
+        facts=_facts(described, file),
     )
+
+
+def _facts(described: DescribedModel, file: Path | None) -> ModelFacts:
+    """What a front says of weights that another server has: what their file shows, if it is a GGUF file."""
+    if file is None:
+        return ModelFacts(described.family, 0, "safetensors", 0, 0, "native")
+    return ModelFacts(described.family, 0, "gguf", file.stat().st_size, 0, "native")

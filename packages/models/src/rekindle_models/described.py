@@ -1,10 +1,12 @@
 """What clients ask about models: which there are, which are loaded and until when, in three dialects.
 
-What a model is can be said once it was loaded: its process is asked when it becomes ready, and that is kept.
+What a model is can be said once it was loaded: its process is asked when it becomes ready, and that is kept. What it
+takes in memory is asked each time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
@@ -25,12 +27,11 @@ VERSION_OF_ANTHROPIC = "2023-06-01"
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The entries of a process for its model: OpenAI's, Anthropic's, Ollama's lists, and what it takes in memory."""
+    """The entries of a process for its model: OpenAI's, Anthropic's and Ollama's."""
 
     openai: dict[str, Any]
     anthropic: dict[str, Any]
     tag: dict[str, Any]
-    memory: dict[str, Any]
 
 
 class Descriptions:
@@ -67,8 +68,7 @@ class Descriptions:
         plain: Any = await ask(url, "/v1/models", self._key)
         other: Any = await ask(url, "/v1/models", self._key, **{"anthropic-version": VERSION_OF_ANTHROPIC})
         tags: Any = await ask(url, "/api/tags", self._key)
-        loaded: Any = await ask(url, "/api/ps", self._key)
-        return _Known(plain["data"][0], other["data"][0], tags["models"][0], loaded["models"][0])
+        return _Known(plain["data"][0], other["data"][0], tags["models"][0])
 
     async def openai(self, model: Model) -> dict[str, Any]:
         """Return the entry of /v1/models, with whether it is loaded."""
@@ -100,13 +100,16 @@ class Descriptions:
         return {**entry, "modified_at": rfc3339(self._created)}
 
     async def running(self) -> list[dict[str, Any]]:
-        """Return the entries of /api/ps: what is loaded, and until when."""
-        await self.learn()
-        return [
-            {**known.memory, "expires_at": self._until(place)}
-            for place in self._places.ready()
-            if (known := self._known.get(place.model.name)) is not None
-        ]
+        """Return the entries of /api/ps: what is loaded, what it takes now, and until when."""
+        found = await asyncio.gather(*map(self._running, self._places.ready()))
+        return [entry for entry in found if entry is not None]
+
+    async def _running(self, place: Place) -> dict[str, Any] | None:
+        try:
+            said: Any = await self._forwarder.json(place.process.url, "/api/ps", self._key)
+            return {**said["models"][0], "expires_at": self._until(place)}
+        except (httpx.HTTPError, LookupError):  # it ends at this moment
+            return None
 
     def _state(self, model: Model) -> dict[str, Any]:
         place = self._places.peek(model)

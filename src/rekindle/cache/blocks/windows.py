@@ -52,6 +52,11 @@ class WindowSlots:
         return len(self._free) + len(self._passed) + len(self._kept)
 
     @property
+    def num_used(self) -> int:
+        """Number of slots that blocks have."""
+        return self.num_slots - 1 - len(self._free)
+
+    @property
     def num_kept(self) -> int:
         """Number of slots that resume points need and nobody holds."""
         return len(self._kept)

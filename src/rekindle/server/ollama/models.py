@@ -103,7 +103,7 @@ class _Named(StrictModel):
     name: str
     model: str
     digest: str = Field(description="differs wherever stored KV does not fit")
-    size: int = Field(description="bytes of the weight files; of a loaded model, with hot memory for KV")
+    size: int = Field(description="bytes of the weight files; of a loaded model, with hot KV, of a front what it uses")
     details: OllamaDetails
 
 

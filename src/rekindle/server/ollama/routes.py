@@ -93,8 +93,12 @@ class Catalogue:
         }
 
     def loaded(self) -> dict[str, Any]:
-        """Return the entry of /api/ps: bytes of weights and of hot KV; waits for the engine."""
-        size = self._engine.spec.facts.file_bytes + self._engine.stats().hot_bytes
+        """Return the entry of /api/ps: bytes of weights and of hot KV; waits for the engine.
+
+        Hot memory counts as a whole where it is next to the weights, of a front as far as it is in use.
+        """
+        is_front, stats = self._engine.settings.backend.address is not None, self._engine.stats()
+        size = self._engine.spec.facts.file_bytes + (stats.used_hot_bytes if is_front else stats.hot_bytes)
         return {
             **self._named(),
             "size": size,
