@@ -28,7 +28,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.llama_slots import SYSTEM, Fronted, Plain, SlotsBench, post
+from benchmarks.llama_slots import SYSTEM, Fronted, Plain, Refused, SlotsBench, post
 from rekindle.errors import RequestFailed
 
 ROUNDING = 2e-6  # of a log probability on its way
@@ -275,9 +275,9 @@ class Turns:
         while True:
             try:
                 return fronted_reply(self._front, agent, ids, self._bench.reply)
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code < 500 or time.monotonic() > end:
-                    raise RequestFailed(error.response.text) from error
+            except Refused as error:
+                if error.status < 500 or time.monotonic() > end:
+                    raise
             except httpx.HTTPError:
                 if time.monotonic() > end:
                     raise

@@ -24,13 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rekindle.config import ServerSettings
-from rekindle.errors import RequestFailed
+from rekindle.errors import ConfigError, RequestFailed
 from rekindle.harness.client import ServerProcess, free_port
 from rekindle_backends.llama.command import PROGRAM, program
 from rekindle_backends.llama.layout import BLOCK_TOKENS
 
 SYSTEM = "You are one of several helpers that look after the harbour of Ilmen. " * 9
 READY_S = 300.0
+LONG_TURNS, LONG_NEW, LONG_REPLY = 9, 100, 16  # on a long history: turns, tokens of each that are new and of its reply
 WRITTEN = "rekindle_disk_written_bytes_total "
 
 
@@ -57,10 +58,19 @@ class Turn:
     seconds: float
 
 
+class Refused(RequestFailed):
+    """A server answers with an error; the message has its words."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__(f"{answer.request.url} answers with status {answer.status_code}: {answer.text}")
+        self.status = answer.status_code
+
+
 def post(url: str, body: dict[str, Any], **headers: str) -> Any:
-    """The JSON that answers a request."""
+    """The JSON that answers a request; Refused, or an httpx.HTTPError if there is no answer."""
     answer = httpx.post(url, json=body, headers=headers, timeout=READY_S * 3)
-    answer.raise_for_status()
+    if not answer.is_success:
+        raise Refused(answer)
     return answer.json()
 
 
@@ -254,6 +264,12 @@ def arms(bench: SlotsBench, folder: Path) -> Iterator[dict[str, Plain | Fronted]
 
 def run_slots_bench(bench: SlotsBench, console: Console) -> int:
     """Rounds with kills between them, unless there are no agents, then long prompts; print what each took."""
+    most = bench.context - 1 - (LONG_TURNS + 1) * (LONG_NEW + LONG_REPLY)
+    if max(bench.lengths, default=0) > most:
+        raise ConfigError(
+            f"slots of {bench.context:,} tokens have room for a history of {most:,} and the turns after it: give a "
+            "larger context or a shorter length"
+        )
     with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name, arms(bench, Path(name)) as made:
         if bench.agents:
             _rounds(bench, made, console)
@@ -306,9 +322,9 @@ def shard_header(path: Path) -> dict[str, Any]:
     return found
 
 
-def long_prompts(made: dict[str, Plain | Fronted], length: int, turns: int = 9) -> str:
-    """Seconds of turns of 100 new tokens and 16 of reply on a history of about this length, the arms in turn; of the
-    history itself; and of a turn after both processes were killed."""
+def long_prompts(made: dict[str, Plain | Fronted], length: int) -> str:
+    """Seconds of turns of `LONG_NEW` new tokens on a history of about this length, the arms in turn; of the history
+    itself; and of a turn after both processes were killed."""
     talks, cold = dict[str, list[int]](), dict[str, float]()
     seconds: dict[str, list[float]] = {title: [] for title in made}
     for title, arm in made.items():
@@ -319,20 +335,20 @@ def long_prompts(made: dict[str, Plain | Fronted], length: int, turns: int = 9) 
         cold[title] = first.seconds
 
     def turn_of(title: str, number: int) -> Turn:
-        more = made[title].tokens(" ".join(f"And {number} and {at}." for at in range(40)))[:100]
-        turn = made[title].turn("long", [*talks[title], *more], 16)
+        more = made[title].tokens(" ".join(f"And {number} and {at}." for at in range(40)))[:LONG_NEW]
+        turn = made[title].turn("long", [*talks[title], *more], LONG_REPLY)
         talks[title] += [*more, *turn.ids]
         return turn
 
     before = {title: arm.cpu_s() for title, arm in made.items()}
-    for number in range(turns):
+    for number in range(LONG_TURNS):
         for title in made:
             seconds[title].append(turn_of(title, number).seconds)
     ours, theirs = (statistics.median(seconds[title]) for title in ("rekindle", "llama-server"))
     time.sleep(2.0)  # the slot rests
-    spent = {title: (arm.cpu_s() - before[title]) / turns for title, arm in made.items()}
+    spent = {title: (arm.cpu_s() - before[title]) / LONG_TURNS for title, arm in made.items()}
     made["rekindle"].kill("both")
-    back = turn_of("rekindle", turns)
+    back = turn_of("rekindle", LONG_TURNS)
     return (
         f"{length} tokens: {ours:.2f} s a turn with Rekindle ({_spread(seconds['rekindle'])}), {theirs:.2f} without "
         f"({_spread(seconds['llama-server'])}): {ours / theirs:.3f}; a turn computes "

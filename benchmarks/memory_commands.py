@@ -22,12 +22,12 @@ def bench_llama_slots(
         list[int] | None, typer.Option(help="tokens of a history to time turns on; may be repeated")
     ] = None,
     flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
-) -> int:
+) -> None:
     """More agents than slots of a llama-server, with Rekindle in front and without, killed between rounds."""
     from benchmarks.llama_slots import SlotsBench, run_slots_bench
 
     bench = SlotsBench(model, agents, slots, context, flags=flags, lengths=tuple(length or ()))
-    return run_slots_bench(bench, console())
+    exit_with(lambda: run_slots_bench(bench, console()))
 
 
 def bench_llama_states(

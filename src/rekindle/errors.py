@@ -62,7 +62,7 @@ class PromptTooLong(BadRequest):
         count, counted = (f"at least {num_tokens}", f" ({size})") if size else (f"{num_tokens}", "")
         return cls(
             f"prompt is too long: {count} tokens > {max_context - 1} maximum{counted}: shorten it, or serve with a "
-            "larger max_context",
+            "larger context (max_context, and that of the backend if there is one)",
             param="messages",
         )
 

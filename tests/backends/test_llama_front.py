@@ -203,6 +203,22 @@ def test_errors(scripted_model: Path, status: int, body: bytes, expected: int, s
         assert answer.status == expected and says in answer.error["message"], answer.body
 
 
+def test_a_prompt_that_its_slots_have_no_room_for_is_too_long_in_every_dialect(scripted_model: Path) -> None:
+    """As when it was started again with shorter slots than this front was told of; longer ones are refused here."""
+    said = {"code": 400, "message": "it exceeds the available context size", "type": "exceed_context_size_error"}
+    body = json.dumps({"error": {**said, "n_prompt_tokens": 600, "n_ctx": 512}}).encode()
+    with fronted(scripted_model, status=400, body=body) as (_, front):
+        for found in ("600 tokens > 511 maximum", f"tokens > {front.engine.max_context - 1} maximum"):
+            text = "talk " * (1 if "600" in found else 5000)
+            more = {"messages": [{"role": "user", "content": text}]}
+            openai, anthropic = chat(front, **more), front.send("POST", "/v1/messages", {**more, "max_tokens": 5})
+            assert (openai.status, openai.error["code"]) == (400, "context_length_exceeded"), openai.body
+            assert openai.error["param"] == "messages" and found in openai.error["message"]
+            assert (anthropic.status, anthropic.json["error"]["type"]) == (400, "invalid_request_error")
+            said_there = anthropic.json["error"]["message"]
+            assert said_there.startswith("prompt is too long: ") and found in said_there and "backend" in said_there
+
+
 @pytest.mark.parametrize(
     ("state", "says"),
     [

@@ -27,6 +27,13 @@ FORKS = f"{OF_MEMORY}::test_forks_and_rewinds_go_on_from_what_is_stored"
 
 LLAMA: tuple[Mutant, ...] = (
     one(
+        "a prompt that slots have no room for as any other refusal",
+        "rekindle_backends/client.py",
+        "return too_long(parsed(data)) or BadRequest(",
+        "return BadRequest(",
+        f"{OF_FRONT}::test_a_prompt_that_its_slots_have_no_room_for_is_too_long_in_every_dialect",
+    ),
+    one(
         "a wheel's program that lacks its libraries",
         COMMAND,
         "importlib.import_module(WHEEL).__path__",

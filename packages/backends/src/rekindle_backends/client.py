@@ -23,7 +23,7 @@ import httpx
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.harness.own_server import OwnServer
 from rekindle.worker import Worker, described
-from rekindle_backends.wire import MODELS, MOST_BODY_BYTES, Call, EventLines, Piece, error_text, parsed
+from rekindle_backends.wire import MODELS, MOST_BODY_BYTES, Call, EventLines, Piece, error_text, parsed, too_long
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -263,7 +263,7 @@ class Backend:
         if status in (429, 503):
             return Overloaded(f"the backend is busy: {message}", retry_after_s=_retry_after(response))
         if status in (400, 413, 422):
-            return BadRequest(f"the backend refuses this request: {message}")
+            return too_long(parsed(data)) or BadRequest(f"the backend refuses this request: {message}")
         return BackendFailed(f"the backend failed with status {status}: {message}")
 
     async def _look(self, differs: Callable[[Any], str | None], every_s: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.errors import BackendFailed
+from rekindle.errors import BackendFailed, PromptTooLong
 
 COMPLETIONS, MODELS, TOKENIZE = "/v1/completions", "/v1/models", "/tokenize"
 MOST_LINE_BYTES = 16 << 20  # of an event: one token with its scores takes a few kilobytes
@@ -146,6 +146,16 @@ def parsed(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def too_long(body: Any) -> PromptTooLong | None:
+    """Return the error of an answer in which a llama-server says that its slots are too short for a prompt, in our
+    words, which clients look for to shorten their history; None for other answers."""
+    match body:
+        case {"error": {"type": "exceed_context_size_error", "n_prompt_tokens": int(num_tokens), "n_ctx": int(most)}}:
+            return PromptTooLong.of(num_tokens, most)
+        case _:
+            return None
 
 
 def error_text(body: Any) -> str:
