@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle import pocket
+from rekindle.model.described import DescribedModel
+from rekindle.text.prompt import PromptEncoder
 from rekindle_backends.llama.gaps import Filling, Gaps
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -17,6 +21,7 @@ BYTE_LEVEL = [*BYTES, *MERGED, b"", b""]
 FALLBACK = [b"", b"", b"", *BYTES, *(char.encode() for char in "abc п数é"), "при".encode(), b" a", b"ab"]
 ENDS = {len(BYTE_LEVEL) - 1}
 CHARS = "ab п数é🙂🚀\u0301"
+SCRIPTS = "🙂🚀🦊数字汉语你好世界龍鬱привет мирЖщёab eไทยहिन्दी한국어éßø"
 
 
 def incomplete(data: bytes) -> bool:
@@ -84,6 +89,21 @@ def test_it_is_the_only_answer_where_it_says_so(pieces: list[bytes], data: st.Da
         if missing:
             every = all_fillings(pieces, ENDS, len(missing), came, said)
             assert gaps.fill(len(missing), came, said).is_only == (len(every) == 1)
+
+
+def test_what_a_tokenizer_has_cut_has_one_answer() -> None:
+    """So a reply is remembered whole unless it is drawn in other tokens."""
+    encoder, chosen, num_gaps = PromptEncoder.from_dir(pocket.model_dir()), random.Random(1), 0
+    shown = [encoder.vocabulary.shown(each) or b"" for each in range(encoder.vocabulary.size)]
+    gaps = Gaps(shown, DescribedModel.read(pocket.model_dir()).eos_ids)
+    for _ in range(100):
+        text = "".join(chosen.choices(SCRIPTS, k=30))
+        ids = encoder.encode(encoder.render_text(text, add_leading=False)).tolist()
+        for missing, came, said in streamed(shown, ids):
+            if missing:
+                assert gaps.fill(len(missing), came, said) == Filling(tuple(missing), is_only=True)
+                num_gaps += 1
+    assert num_gaps > 1000
 
 
 def test_a_grammar_has_no_control_tokens() -> None:
