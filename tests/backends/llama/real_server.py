@@ -67,9 +67,18 @@ class LlamaServer:
 
     def complete(self, ids: Sequence[int], num_tokens: int, slot: int) -> tuple[list[int], int]:
         """The likeliest tokens that follow, and how many tokens of the prompt were reused."""
-        body = {"prompt": [int(each) for each in ids], "n_predict": num_tokens, "id_slot": slot, "temperature": 0}
-        answer = self._post("/completion", {**body, "top_k": 1, "ignore_eos": True, "return_tokens": True})
+        answer = self._completed(ids, num_tokens, slot, top_k=1, return_tokens=True)
         return answer["tokens"], answer["timings"]["cache_n"]
+
+    def scored(self, ids: Sequence[int], num_tokens: int, slot: int) -> tuple[list[tuple[int, float]], int]:
+        """As `complete`, each token with its log probability."""
+        answer = self._completed(ids, num_tokens, slot, n_probs=1)
+        found = [(each["id"], each["logprob"]) for each in answer["completion_probabilities"]]
+        return found, answer["timings"]["cache_n"]
+
+    def _completed(self, ids: Sequence[int], num_tokens: int, slot: int, **more: Any) -> dict[str, Any]:
+        body = {"prompt": [int(each) for each in ids], "n_predict": num_tokens, "id_slot": slot, "temperature": 0}
+        return self._post("/completion", {**body, "ignore_eos": True, **more})
 
     def save(self, slot: int, name: str) -> Path:
         self._post(f"/slots/{slot}?action=save", {"filename": name})

@@ -1,4 +1,4 @@
-"""Tiny models with recurrent layers as GGUF files, with the bundled model's tokenizer and random weights.
+"""Tiny models with recurrent layers, or windows, as GGUF files, with the bundled model's tokenizer and random weights.
 
 They draw words alone: the rows of the head for other tokens are zero.
 """
@@ -17,6 +17,7 @@ from rekindle_lab.bench.engine.gguf_file import Tensor, Value, write_file
 from rekindle_lab.bench.engine.gguf_model import config_of, tokenizer
 
 CONTEXT, WIDTH, INNER, HEAD, STATE = 2048, 64, 96, 32, 16
+WINDOW = 100  # no multiple of a block's tokens
 Shapes = dict[str, tuple[int, ...]]
 
 FEED: Shapes = {"ffn_gate.weight": (INNER, WIDTH), "ffn_up.weight": (INNER, WIDTH), "ffn_down.weight": (WIDTH, INNER)}
@@ -112,11 +113,33 @@ HYBRIDS: dict[str, tuple[dict[str, Value], list[Shapes]]] = {
     ),
     "mamba2": ({**OF_MAMBA2, "attention.head_count": 0}, [MAMBA2, MAMBA2]),
 }
+OF_GEMMA: Shapes = {
+    **NORMS,
+    **ATTENTION,
+    **FEED,
+    "attn_q_norm.weight": (HEAD,),
+    "attn_k_norm.weight": (HEAD,),
+    "post_attention_norm.weight": (WIDTH,),
+    "post_ffw_norm.weight": (WIDTH,),
+}
+WINDOWED: dict[str, tuple[dict[str, Value], list[Shapes]]] = {
+    "gemma3": (
+        {
+            "attention.head_count": 2,
+            "attention.head_count_kv": 2,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "attention.sliding_window": WINDOW,
+            "attention.sliding_window_pattern": 2,  # every second layer sees all
+        },
+        [OF_GEMMA, OF_GEMMA],
+    )
+}
 
 
 def write(architecture: str, path: Path) -> None:
     """Write a model of an architecture as llama.cpp calls it."""
-    own, layers = HYBRIDS[architecture]
+    own, layers = (HYBRIDS | WINDOWED)[architecture]
     directory = pocket.model_dir()
     vocabulary = PromptEncoder.from_dir(directory).vocabulary
     shown = [vocabulary.shown(each) or b"" for each in range(vocabulary.size)]
