@@ -59,12 +59,17 @@ WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the program writes its process id and arguments; it is found as `vllm`."""
-    found, gate, program = tmp_path / "notes", tmp_path / "gate", tmp_path / "bin" / "vllm"
+    return put_on_path(tmp_path, monkeypatch)
+
+
+def put_on_path(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Have the program found as `vllm`; return where it writes."""
+    found, gate, program = folder / "notes", folder / "gate", folder / "bin" / "vllm"
     program.parent.mkdir()
     values = {"python": sys.executable, "notes": str(found), "gate": str(gate), "root": str(ROOT)}
     program.write_text(PROGRAM.format(**values))
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return found
 
 
