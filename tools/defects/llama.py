@@ -27,6 +27,13 @@ FORKS = f"{OF_MEMORY}::test_forks_and_rewinds_go_on_from_what_is_stored"
 
 LLAMA: tuple[Mutant, ...] = (
     one(
+        "a front that ends at slot files of another version",
+        "rekindle_backends/assembly.py",
+        "except (BackendFailed, SlotFileError, Unsupported) as error:",
+        "except (BackendFailed, Unsupported) as error:",
+        f"{OF_MEMORY}::test_slot_files_of_another_version_are_refused_once_and_the_front_goes_on",
+    ),
+    one(
         "a prompt that slots have no room for as any other refusal",
         "rekindle_backends/client.py",
         "return too_long(parsed(data)) or BadRequest(",

@@ -8,6 +8,7 @@ With a state it has one after its last token and a checkpoint before the end of 
 
     IMITATION_WINDOW    tokens that a window sees, of a model with windows; else it has full attention alone
     IMITATION_STATE     "with rows" or "alone": a model with recurrent layers, the others of which have rows, or none
+    IMITATION_VERSION   the version that its slot files have, of which it reads 4 alone
     IMITATION_TOKEN_S   seconds for each token of a reply
     IMITATION_FLAGS     a text of which rows depend, as they do of some flags of the original
     IMITATION_WORD      the word that /props has for the process, otherwise drawn at each start
@@ -143,11 +144,12 @@ class Slot:
 
 
 def written(slot: Slot, number: int, num_slots: int, model: Model) -> bytes:
-    """The slot file of version 4."""
+    """The slot file, of version 4 unless the variable says so."""
     window, memories = model.window, [] if model.state == "alone" else [(slot.full, 0)]
     count = len(slot.tokens)
     packed = np.array([-1, 1, count, *slot.tokens, 0], np.int32)
-    data = struct.pack("<III", 0x67677371, 4, len(packed)) + packed.tobytes()
+    version = int(os.environ.get("IMITATION_VERSION", "4"))
+    data = struct.pack("<III", 0x67677371, version, len(packed)) + packed.tobytes()
     for cells, first in (*memories, *([] if window is None else [(slot.windowed, max(0, count - window))])):
         positions = [at for at in range(first, count) if at in cells.rows]
         data += struct.pack("<I", num_slots) + bytes(4 * number) + struct.pack("<I", len(positions))

@@ -474,6 +474,31 @@ def test_another_adapter_and_another_rotation_have_another_memory(gguf: Path, tm
         assert engine.num_warm_agents == 0
 
 
+@pytest.mark.parametrize("version", ["3", "5"])
+def test_slot_files_of_another_version_are_refused_once_and_the_front_goes_on(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str
+) -> None:
+    """What the known version had stored stays for it, and is not read meanwhile."""
+    talk, refused = Talk(gguf, tmp_path / "log"), f"a slot file of version {version}, where only version 4 is known"
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 200)
+    with monkeypatch.context() as other:
+        other.setenv("IMITATION_VERSION", version)
+        with front(gguf, tmp_path / "store", slots=1) as engine:
+            assert not engine.has_kv and engine.num_warm_agents == 0
+            assert sum(refused in note for note in engine.notes) == 1
+            assert talk.turn(engine, "a") > 200
+            assert talk.turn(engine, "a") <= 20 + 1  # in its slot
+            assert talk.turn(engine, "b", 100) == 100
+            assert engine.health().ok and engine.flush()
+            engine.check()
+    assert [refused in each.message for each in caplog.records if each.levelname == "WARNING"] == [True]
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        assert engine.num_warm_agents == 1
+        talk.ids["a"] = talk.ids["a"][: talk.ends["a"][0]]
+        assert talk.turn(engine, "a") <= 20 + 64
+
+
 def test_a_start_that_is_refused_leaves_no_folder(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "shared"
     place.mkdir()
