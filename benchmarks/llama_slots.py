@@ -37,7 +37,10 @@ WRITTEN = "rekindle_disk_written_bytes_total "
 
 @dataclass(frozen=True, slots=True)
 class SlotsBench:
-    """What is measured: `agents` on `slots` of a llama-server of this `model`, with more of its flags."""
+    """What is measured: `agents` on `slots` of a llama-server of this `model`, with more of its flags.
+
+    Replies begin with so many tokens of `reasoning`, which later prompts leave out, as they do what opens it.
+    """
 
     model: Path
     agents: int = 10
@@ -47,6 +50,7 @@ class SlotsBench:
     flags: str = "-t 1"
     lengths: tuple[int, ...] = ()
     hot_bytes: str | None = None
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,7 @@ class Talk:
     bench: SlotsBench
     arm: Plain | Fronted
     ids: dict[str, list[int]] = field(default_factory=dict)
+    num_shown: dict[str, int] = field(default_factory=dict)  # of the last reply, new in the next prompt
     number: int = 0
 
     def round(self) -> list[tuple[Turn, int]]:
@@ -240,10 +245,12 @@ class Talk:
             else:
                 lamps = " ".join(f"Lamp {at} of {agent} was lit for {at * 7919 % 101} hours." for at in range(14))
                 more = self.arm.tokens(f"{SYSTEM}{agent}'s own notes. {lamps}")
-            prompt = [*before, *more]
-            turn = self.arm.turn(agent, prompt, self.bench.reply)
-            self.ids[agent] = [*prompt, *turn.ids]
-            found.append((turn, len(more)))
+            opening = self.arm.tokens("<think>\n")[-2:] if self.bench.reasoning else []
+            turn = self.arm.turn(agent, [*before, *more, *opening], self.bench.reasoning + self.bench.reply)
+            shown = turn.ids[self.bench.reasoning :]
+            self.ids[agent] = [*before, *more, *shown]
+            found.append((turn, self.num_shown.get(agent, 0) + len(more) + len(opening)))
+            self.num_shown[agent] = len(shown) if self.bench.reasoning else 0
         self.number += 1
         return found
 

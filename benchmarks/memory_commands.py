@@ -22,11 +22,12 @@ def bench_llama_slots(
         list[int] | None, typer.Option(help="tokens of a history to time turns on; may be repeated")
     ] = None,
     flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
+    reasoning: Annotated[int, typer.Option(help="tokens that begin a reply and that later prompts leave out")] = 0,
 ) -> None:
     """More agents than slots of a llama-server, with Rekindle in front and without, killed between rounds."""
     from benchmarks.llama_slots import SlotsBench, run_slots_bench
 
-    bench = SlotsBench(model, agents, slots, context, flags=flags, lengths=tuple(length or ()))
+    bench = SlotsBench(model, agents, slots, context, flags=flags, lengths=tuple(length or ()), reasoning=reasoning)
     exit_with(lambda: run_slots_bench(bench, console()))
 
 

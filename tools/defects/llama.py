@@ -14,8 +14,9 @@ SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
 LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
 ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
 
-MEMORY, KEEPING, POINTS, SLOTS, STATES, PROBE = (
-    f"rekindle_backends/llama/{name}.py" for name in ("memory", "keeping", "points", "slots", "states", "probe")
+MEMORY, KEEPING, POINTS, SLOTS, STATES, PROBE, PARTINGS = (
+    f"rekindle_backends/llama/{name}.py"
+    for name in ("memory", "keeping", "points", "slots", "states", "probe", "partings")
 )
 JOINED = "rekindle_backends/llama/joined.py"
 OF_JOINED = "tests/backends/llama/test_joined.py"
@@ -23,6 +24,13 @@ OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
 KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
 AT_ENDS = f"{OF_MEMORY}::test_states_are_kept_at_ends_of_turns"
+ENDS = "tests/backends/llama/test_prompt_ends.py"
+DROPPED = f"{ENDS}::test_a_prompt_goes_on_from_the_end_of_the_one_before_the_reasoning"
+LATER = f"{ENDS}::test_the_end_of_a_prompt_is_read_many_turns_later"
+SHORT = f"{ENDS}::test_short_turns_leave_the_end_of_the_prompt"
+ANOTHER = f"{ENDS}::test_another_text_of_the_same_length_has_no_state"
+STUCK = f"{ENDS}::test_a_server_without_checkpoints_is_not_asked_for_long"
+STAYS = f"{ENDS}::test_what_stays_until_a_conversation_parts"
 FORKS = f"{OF_MEMORY}::test_forks_and_rewinds_go_on_from_what_is_stored"
 
 LLAMA: tuple[Mutant, ...] = (
@@ -163,8 +171,8 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "files of states left on the RAM disk",
         STATES,
-        "            self._folder.remove(name)\n\n    async def take",
-        "            pass\n\n    async def take",
+        "            self._folder.remove(name)\n\n    async def go_back",
+        "            pass\n\n    async def go_back",
         f"{OF_MEMORY}::test_no_file_is_left",
     ),
     Mutant(
@@ -179,13 +187,59 @@ LLAMA: tuple[Mutant, ...] = (
         ),
         (AT_ENDS,),
     ),
-    one("an earlier turn's state lost with its tail", KEEPING, "if tail is None:", "if tail:", AT_ENDS),
+    one("an earlier turn's state lost with its tail", KEEPING, "if earlier is None or own", "if True or own", AT_ENDS),
     one(
         "states of earlier turns left to be freed on disk",
         MEMORY,
-        "sequence.resume_points = {each.num_tokens for each in found}",
-        "sequence.resume_points = set()",
+        "sequence.resume_points = {*found[:MOST_KEPT], *staying.points}",
+        "sequence.resume_points = {*staying.points}",
         AT_ENDS,
+    ),
+    one(
+        "the state at the end of a prompt dropped while tools are called",
+        MEMORY,
+        "{*found[:MOST_KEPT], *staying.points}",
+        "{*found[:MOST_KEPT]}",
+        DROPPED,
+    ),
+    one(
+        "the end of a prompt not read once its agent has come back",
+        MEMORY,
+        "slot.unkept.back = before.back if slot.unkept.back is None else slot.unkept.back",
+        "pass",
+        LATER,
+    ),
+    one(
+        "states read at the end of every prompt",
+        PARTINGS,
+        "Staying(None, before",
+        "Staying(num_prompt - 3, before",
+        STAYS,
+    ),
+    one("a parting at the end of a prompt that is none", PARTINGS, "num_prompt - OPENING_TOKENS", "num_prompt", STAYS),
+    one("a slot believed where it was before it went back", KEEPING, "slot.go_back(", "len(", DROPPED),
+    one(
+        "a slot that computes its prompt again to go back",
+        STATES,
+        "cached_tokens < len(ids) - 1",
+        "cached_tokens < 0",
+        STUCK,
+    ),
+    one(
+        "the end of a short turn in the place of its prompt's",
+        KEEPING,
+        "sorted(points, reverse=True)",
+        "sorted(points)",
+        SHORT,
+    ),
+    one("the end of a later turn in the place of the prompt's", KEEPING, "(own and end not in staying)", "own", SHORT),
+    one("a reply begun anew without the state before it", POINTS, " in wanted:", " < 0:", LATER),
+    one(
+        "a state of another text taken over",
+        POINTS,
+        "index * self._size + child[1] >= (end := self.snapshots.end(child[0])) in wanted",
+        "self.snapshots.end(child[0]) in wanted",
+        ANOTHER,
     ),
     one("tails that are not looked for", POINTS, "range(min(shared, self._size - 1), 0, -1)}", "()}", FORKS),
     one(

@@ -12,7 +12,10 @@ With a state it has one after its last token and a checkpoint before the end of 
     IMITATION_TOKEN_S   seconds for each token of a reply
     IMITATION_FLAGS     a text of which rows depend, as they do of some flags of the original
     IMITATION_WORD      the word that /props has for the process, otherwise drawn at each start
-    IMITATION_LOG       a file to which a line is added for each request: slot, tokens computed, tokens reused
+    IMITATION_LOG       a file to which a line is added for each request: slot, tokens computed, tokens reused; those
+                        that want no reply are in one of their own, whose name ends in ".back"
+    IMITATION_ENDS      how often a reply ends by itself
+    IMITATION_STUCK     set if slots keep no checkpoints
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from tokenizers import Tokenizer
 
 from rekindle import pocket
 
+WINDOW = 96  # of the model in tests, where it has one
 WIDTH, LAYERS = 32, 2  # bytes of K and of V of a layer
 FLAGS = os.environ.get("IMITATION_FLAGS", "").encode()
 STATES = (24, 300)  # bytes of the tensors of a state
@@ -76,18 +80,21 @@ class Cells:
 class Model:
     """Draws the next token from rows; ids are those of `words`, or the end."""
 
-    def __init__(self, words: Sequence[int], end: int, window: int | None, state: str | None = None) -> None:
-        self.words, self.end, self.window, self.state = words, end, window, state
+    def __init__(
+        self, words: Sequence[int], end: int, window: int | None, state: str | None = None, ends: float = END
+    ) -> None:
+        self.words, self.end, self.window, self.state, self.ends = words, end, window, state, ends
 
-    def next(self, slot: Slot) -> int:
+    def next(self, slot: Slot, seed: int = 0) -> int:
         at = len(slot.tokens)
-        digest = hashlib.blake2b(b"" if self.state == "alone" else slot.full.seen(at, None), digest_size=16)
+        seen = b"" if self.state == "alone" else slot.full.seen(at, None)
+        digest = hashlib.blake2b(seen, digest_size=16, salt=seed.to_bytes(4, "little"))
         if self.window is not None:
             digest.update(slot.windowed.seen(at, self.window))
         if self.state is not None:
             digest.update(slot.state)
         number = int.from_bytes(digest.digest(), "little")
-        return self.end if number % 10_000 < 10_000 * END else self.words[number // 10_000 % len(self.words)]
+        return self.end if number % 10_000 < 10_000 * self.ends else self.words[number // 10_000 % len(self.words)]
 
 
 def reply(model: Model, ids: Sequence[int], most: int) -> list[int]:
@@ -126,7 +133,7 @@ class Slot:
         before = self.full.rows[first - 1][0, 0].tobytes() if first else b""
         for at in range(first, len(tokens)):
             before, self.state = row(before, tokens[at]), state_after(self.state, tokens[at])
-            if at + 1 == len(tokens) - CHECKPOINT:
+            if at + 1 == len(tokens) - CHECKPOINT and "IMITATION_STUCK" not in os.environ:
                 self.checkpoints[at + 1] = self.state
             self.full.rows[at] = self.windowed.rows[at] = rows_of(before)
 
@@ -266,14 +273,15 @@ class Server:
             cached = slot.reusable(prompt, self.model) if body.get("cache_prompt", True) else 0
             slot.compute(prompt, cached)
             if log := os.environ.get("IMITATION_LOG"):
-                with open(log, "a") as file:
+                name = log if body["n_predict"] else f"{log}.back"
+                with open(name, "a") as file:
                     file.write(f"{body.get('id_slot', 0)} {len(prompt) - cached} {cached}\n")
             progress = {"total": len(prompt), "cache": cached, "processed": len(prompt), "time_ms": 1}
             send({"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress})
-            drawn, stopped = 0, "limit"
-            while drawn < body["n_predict"]:
+            drawn, stopped, seed = 0, "limit", body["seed"] if body.get("temperature") else 0
+            while drawn < max(1, body["n_predict"]):
                 time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))
-                token = self.model.next(slot)
+                token = self.model.next(slot, seed)
                 drawn += 1
                 text = "" if token == self.model.end else "?"
                 send({"content": text, "tokens": [token], "stop": False, "tokens_predicted": drawn})
@@ -331,7 +339,8 @@ def model_of() -> tuple[Model, Callable[[str], list[int]]]:
     end = json.loads((directory / "config.json").read_text())["eos_token_id"]
     window = os.environ.get("IMITATION_WINDOW")
     state = os.environ.get("IMITATION_STATE")
-    model = Model(sorted(words), end, int(window) if window else None, state)
+    ends = float(os.environ.get("IMITATION_ENDS", END))
+    model = Model(sorted(words), end, int(window) if window else None, state, ends)
     return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 

@@ -19,16 +19,11 @@ from rekindle.errors import ConfigError
 from rekindle.harness.own_server import free_url, place_of
 from rekindle_backends.llama import joined
 from tests.backends.llama import imitation
-from tests.backends.llama.recording import write_model
-from tests.backends.llama.test_slot_memory import WINDOW, Talk
+from tests.backends.llama.imitation import WINDOW
+from tests.backends.llama.test_slot_memory import Talk
 
 ANSWERS_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.1
-
-
-@pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("gguf"), **{"llama.attention.sliding_window": WINDOW})
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from rekindle import Engine
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.transfer import put, resumable, take
 from tests.backends.llama.real_server import LlamaServer
+from tests.backends.llama.reasoning import Reasoned
 from tests.backends.llama.test_transfer import arena_of
 from tests.backends.llama.tiny_hybrids import CONTEXT, HYBRIDS, WINDOWED, write
 
@@ -59,34 +60,36 @@ def test_an_earlier_turn_comes_back_from_later_rows_and_its_state(model: Path, t
         assert server.complete([*prompt[: cut - 1], *drawn(9)], 1, slot=1)[1] == 0
 
 
+def front(model: Path, folder: Path) -> Engine:
+    """Rekindle before a llama-server with one slot; its store is in a folder."""
+    flags, store = f"-np 1 -c {CONTEXT} -t 1", str(folder / "store")
+    return Engine(model=str(model), backend="llama.cpp", backend_flags=flags, store=store, hot_bytes=64 << 20)
+
+
+def asked(engine: Engine, plain: LlamaServer, agent: str, ids: list[int], most: int) -> tuple[list[int], int]:
+    """The reply to an agent, which is compared with another server's, and how many tokens were computed for it."""
+    result = engine.agent(agent).generate(np.array(ids, np.uint32), max_tokens=most, temperature=0, ignore_eos=True)
+    wanted, _ = plain.complete(ids, most, slot="ab".index(agent))
+    assert [*result.token_ids] == wanted, f"{agent} got another reply"
+    return wanted, len(ids) - result.report.hot_tokens - result.report.warm_tokens
+
+
 @pytest.mark.parametrize("model", [*HYBRIDS, *WINDOWED], indirect=True)
 def test_turns_compute_what_is_new(model: Path, tmp_path: Path) -> None:
     """Two agents in one slot, their turns compared with those of a server with a slot for each."""
 
-    def front() -> Engine:
-        flags = f"-np 1 -c {CONTEXT} -t 1"
-        return Engine(
-            model=str(model),
-            backend="llama.cpp",
-            backend_flags=flags,
-            store=str(tmp_path / "store"),
-            hot_bytes=64 << 20,
-        )
-
-    def turn(engine: Engine, agent: str, count: int, seed: int) -> int:
+    def turn(engine: Engine, agent: str, count: int, seed: int, most: int = 10) -> int:
         """One more turn of an agent; return how many tokens were computed."""
         ids = [*texts[agent], *drawn(count, seed)]
-        result = engine.agent(agent).generate(np.array(ids, np.uint32), max_tokens=10, temperature=0, ignore_eos=True)
-        wanted, _ = plain.complete(ids, 10, slot="ab".index(agent))
-        assert [*result.token_ids] == wanted, f"{agent} got another reply"
-        texts[agent] = [*ids, *wanted]
-        return len(ids) - result.report.hot_tokens - result.report.warm_tokens
+        reply, computed = asked(engine, plain, agent, ids, most)
+        texts[agent] = [*ids, *reply]
+        return computed
 
     texts: dict[str, list[int]] = {"a": [], "b": []}
     with LlamaServer(model, tmp_path, "-c", str(2 * CONTEXT), "-np", "2", "-t", "1") as plain:
-        with front() as engine:
+        with front(model, tmp_path) as engine:
             for number, agent in enumerate("ab"):
-                turn(engine, agent, 200, number)
+                turn(engine, agent, 200, number, most=70)
             ends = dict(texts)
             assert [turn(engine, agent, 70, 3) for agent in "ab"] == [71] * 2
             assert engine.flush()
@@ -101,7 +104,7 @@ def test_turns_compute_what_is_new(model: Path, tmp_path: Path) -> None:
                 assert time.monotonic() < until, "it was not started again"
                 time.sleep(0.05)
             assert [turn(engine, agent, 70, 4) for agent in "ab"] == [71] * 2
-        with front() as engine:
+        with front(model, tmp_path) as engine:
             assert [turn(engine, agent, 70, 5) for agent in "ab"] == [71] * 2
             engine.check()
             # The first turn's end, which both have left; rows of a window that far back are not kept.
@@ -109,3 +112,29 @@ def test_turns_compute_what_is_new(model: Path, tmp_path: Path) -> None:
                 ids = np.array([*ends[agent], *drawn(20, 6)], np.uint32)
                 report = engine.agent(agent).generate(ids, max_tokens=1, temperature=0).report
                 assert report.hot_tokens + report.warm_tokens == len(ends[agent]) - 1
+
+
+def test_prompts_go_on_from_where_reasoning_began(model: Path, tmp_path: Path) -> None:
+    """Two agents in one slot, with tools between messages; replies are compared as above."""
+    agents = {name: Reasoned(drawn(2, seed=1)) for name in "ab"}
+
+    def turns(engine: Engine, kind: str, seed: int) -> list[int]:
+        """A turn of both; return how many tokens each computed that all later prompts have already."""
+        found = []
+        for name, agent in agents.items():
+            new = drawn(200 if seed == 2 else 20, 10 * seed + ord(name))
+            known = len(agent.before) if kind == "message" else len(agent.prompt) + len(agent.turns[-1][1])
+            ids = agent.message(new) if kind == "message" else agent.result(new)
+            reply, computed = asked(engine, plain, name, ids, 80)
+            agent.replied(reply)
+            found.append(computed - (len(ids) - known))
+        return found
+
+    with LlamaServer(model, tmp_path, "-c", str(2 * CONTEXT), "-np", "2", "-t", "1") as plain:
+        with front(model, tmp_path) as engine:
+            for seed, kind in enumerate(("message", "message", "result", "result", "message"), 2):
+                over = turns(engine, kind, seed)
+                assert over == ([0, 0] if seed == 2 else [1, 1]), kind
+        with front(model, tmp_path) as engine:
+            for seed, kind in enumerate(("message", "result", "message"), 7):
+                assert turns(engine, kind, seed) == [1, 1], kind

@@ -3,6 +3,8 @@
     unkept ──rested, wanted, or somebody waits──▶ read ──▶ copied into blocks ──▶ published, saved
        └──another turn continues it──▶ unkept, with what waits for both            └──▶ what waited goes to the store
 
+A slot whose state at the end of a prompt is wanted, too (see `partings`), goes back to there once it is read.
+
 Owns what waits for a state to be read, and the blocks that are filled from one. What a slot's file does not have is not
 kept. Called on the engine's thread.
 """
@@ -10,7 +12,8 @@ kept. Called on the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -35,6 +38,16 @@ REST_S = 0.05  # shortest rest of a slot before it is read
 MOST_UNKEPT_S = 60.0  # then it is read when it is next free, however short its rests are, whatever computes
 SHORT_S = 0.05  # llama-server computes nothing while it writes a state: so long, others may wait at any time
 STEP_TOKENS = 512  # of a state, for which blocks get their parts of windows at once
+MOST_STUCK = 3  # slots in a row that could not go back, before none is asked to
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read of a slot: its state, and that after `goes_to` tokens, if it was asked and could go `back`."""
+
+    file: SlotFile
+    goes_to: int | None = None
+    back: SlotFile | None = None
 
 
 class Keeping:
@@ -64,6 +77,7 @@ class Keeping:
         self._post = post
         self._clock = clock
         self._seconds_per_token = 0.0  # of reading a state
+        self._num_stuck = 0
 
     def step(self, now: float) -> None:
         """Begin to read the slots that are due."""
@@ -96,20 +110,35 @@ class Keeping:
         """Begin to read the state of a free slot."""
         assert slot.unkept is not None and not slot.is_busy, "there is nothing to keep, or it computes"
         slot.is_busy = slot.is_read = True
+        goes_to = slot.unkept.back
+        if goes_to is not None and (self._num_stuck >= MOST_STUCK or not slot.can_go_back(goes_to)):
+            goes_to = None
         try:
-            self._backend.run(self._read(slot, slot.unkept, self._clock()))
+            self._backend.run(self._read(slot, slot.unkept, goes_to, self._clock()))
         except RekindleError as error:
             self._kept_nothing(slot, slot.unkept, error)
 
-    async def _read(self, slot: Slot, unkept: Unkept, began: float) -> None:
-        """Read a slot's state. On the backend's thread."""
+    async def _read(self, slot: Slot, unkept: Unkept, goes_to: int | None, began: float) -> None:
+        """Read a slot's state, and then that after an earlier token, if it goes there. On the backend's thread."""
         try:
             file = await self._states.save(slot.number, len(unkept.ids))
+            back = None if goes_to is None else await self._states.go_back(slot.number, unkept.ids[:goes_to])
         except Exception as error:
             # Border: whatever fails here costs this turn's KV, which is computed again.
             self._post(partial(self._kept_nothing, slot, unkept, error))
             return
-        self._post(self._guarded(slot, unkept, partial(self._copy, slot, unkept, file, began)))
+        self._post(self._guarded(slot, unkept, partial(self._copy, slot, unkept, _Read(file, goes_to, back), began)))
+
+    def _note_back(self, slot: Slot, read: _Read) -> None:
+        """Note where a slot is that was to go back, and give up with a server whose slots cannot."""
+        if read.goes_to is None:
+            return
+        slot.go_back(0 if read.back is None else read.goes_to)
+        self._num_stuck = 0 if read.back is not None else self._num_stuck + 1
+        if self._num_stuck == MOST_STUCK:
+            logger.error(
+                "slots of this llama-server cannot go back to the end of a prompt: they are not asked any more"
+            )
 
     def _guarded(self, slot: Slot, unkept: Unkept, work: Callable[[], None]) -> Callable[[], None]:
         """Work on a state that was read: a failure costs its KV, and nobody waits for it."""
@@ -123,41 +152,47 @@ class Keeping:
 
         return run
 
-    def _copy(self, slot: Slot, unkept: Unkept, file: SlotFile, began: float) -> None:
+    def _copy(self, slot: Slot, unkept: Unkept, read: _Read, began: float) -> None:
         """Begin to copy what is new of a state into blocks; it may be less, or more, than was believed."""
+        self._note_back(slot, read)
         if slot.unkept is not unkept:  # its agent was forgotten meanwhile
             self.free(slot)
             return
-        num_tokens = num_common(file.tokens.astype(np.uint32), unkept.ids)
-        sequence = self._sequence(unkept, num_tokens, has_state=has_state(file, num_tokens))
+        num_tokens = num_common(read.file.tokens.astype(np.uint32), unkept.ids)
+        points = [] if read.back is None else [len(read.back.tokens)]
+        points += [num_tokens] if has_state(read.file, num_tokens) else []
+        sequence = self._sequence(unkept, num_tokens, points)
         first = sequence.table.num_tokens
         if num_tokens == first and not (first and self._has_windows):
             self._cache.end(sequence, is_remembered=True)  # some may have left the disk since
             self._kept(slot, unkept, first)
             return
-        if not self._carry(sequence):
+        if not self._carry(sequence, unkept.resume_points):
             sequence.table.release()
             self._kept(slot, unkept, first)
             return
         self.held.add(sequence.table)
         self.num_filling += 1
         try:
-            self._backend.run(self._fill(slot, unkept, file, sequence, first, began))
+            self._backend.run(self._fill(slot, unkept, read, sequence, first, began))
         except RekindleError as error:
             self._not_filled(slot, unkept, sequence.table, error)
 
-    def _sequence(self, unkept: Unkept, num_tokens: int, *, has_state: bool) -> Sequence:
-        """A sequence of the first tokens of a turn, with those of its blocks that are in memory; the last one of these
-        is copied again if a file has its state."""
+    def _sequence(self, unkept: Unkept, num_tokens: int, points: list[int]) -> Sequence:
+        """A sequence of the first tokens of a turn, with those of its blocks that are in memory, up to one that lacks
+        the state of a file: there are files of the states at these `points`, and the first one in a block is kept."""
         ids, pool = unkept.ids[:num_tokens], self._cache.pool
         sequence = Sequence(unkept.root, ids, self._cache.new_table(), "continuation", "prefill")
         sequence.resume_points |= {at for at in unkept.resume_points if at <= num_tokens}
         if self._points:
-            sequence.resume_points = {num_tokens} if has_state else set()
+            kept = {(at - 1) // pool.block_tokens: at for at in sorted(points, reverse=True)}
+            sequence.resume_points = {*kept.values()}
         sequence.saves, sequence.hot_tokens = unkept.saves, min(unkept.num_reused, num_tokens)
         known = pool.try_reuse_prefix(unkept.root, ids)
-        if has_state and len(known) * pool.block_tokens == num_tokens and not self._points.snapshots.end(known[-1]):
-            pool.release(known.pop())
+        for index in sorted((at - 1) // pool.block_tokens for at in points):
+            if index < len(known) and not self._points.snapshots.end(known[index]):
+                pool.release_all(known[index:])
+                del known[index:]
         given = self._with_windows(known)
         sequence.table.append_shared(known, len(known) * pool.block_tokens)
         for slots, block in given:
@@ -214,35 +249,36 @@ class Keeping:
             cache.arena.wipe(block)
         return True
 
-    def _carry(self, sequence: Sequence) -> bool:
-        """Reserve blocks for a sequence, the first of which gets the state of an earlier turn that ended in it; False
-        without room for them.
+    def _carry(self, sequence: Sequence, staying: Set[int]) -> bool:
+        """Reserve blocks for a sequence, the first of which gets the state of an earlier turn that is in it, if it has
+        none of its own or that one is `staying`; False without room for them.
 
-        That state is in a tail, which leaves the disk once a longer block is in its place.
+        That state is in a tail, which leaves the disk once a longer block is in its place, or in a block that goes on
+        with another reply.
         """
         pool, size, index = self._cache.pool, self._cache.pool.block_tokens, len(sequence.table.blocks)
-        if not self._points or sequence.resume_points & {*range(index * size + 1, (index + 1) * size + 1)}:
+        own = sequence.resume_points & {*range(index * size + 1, (index + 1) * size + 1)}
+        earlier = self._points.earlier(sequence, index, staying) if self._points else None
+        end = 0 if earlier is None else self._points.snapshots.end(earlier)
+        if earlier is None or own & staying or (own and end not in staying):
             return self._has_room(sequence)
-        tail = self._points.tail(sequence.parent_of(index), sequence.ids[index * size : (index + 1) * size])
-        if tail is None:
-            return self._has_room(sequence)
-        sequence.resume_points.add(self._points.snapshots.end(tail))
-        pool.share(tail)
+        sequence.resume_points = (sequence.resume_points - own) | {end}
+        pool.share(earlier)
         (slots,) = pool.windows
-        slots.hold(tail)
+        slots.hold(earlier)
         has_room = self._has_room(sequence)
         if has_room and slots.has(block := sequence.table.blocks[index]):
-            self._points.snapshots.copy(tail, block)
-        slots.release(tail)
-        pool.release(tail)
+            self._points.snapshots.copy(earlier, block)
+        slots.release(earlier)
+        pool.release(earlier)
         return has_room
 
     async def _fill(
-        self, slot: Slot, unkept: Unkept, file: SlotFile, sequence: Sequence, first: int, began: float
+        self, slot: Slot, unkept: Unkept, read: _Read, sequence: Sequence, first: int, began: float
     ) -> None:
-        """Copy the rows of a file into the blocks of a sequence. On the backend's thread."""
+        """Copy the rows and states of files into the blocks of a sequence. On the backend's thread."""
         try:
-            await self._states.take(file, sequence.table.blocks, first, sequence.num_prompt)
+            await self._states.take(read.file, sequence.table.blocks, first, sequence.num_prompt, back=read.back)
         except Exception as error:
             # Border: as above.
             self._post(partial(self._not_filled, slot, unkept, sequence.table, error))

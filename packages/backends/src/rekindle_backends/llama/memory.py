@@ -27,6 +27,7 @@ from rekindle.errors import Overloaded, RekindleError
 from rekindle.store.commands import StoreCommand
 from rekindle_backends.client import RETRY_S, Backend
 from rekindle_backends.llama.keeping import Keeping
+from rekindle_backends.llama.partings import Partings, Staying
 from rekindle_backends.llama.points import MOST_KEPT, Points
 from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of
 from rekindle_backends.llama.states import States
@@ -77,6 +78,7 @@ class SlotMemory:
         self._running: dict[int, _Running] = {}  # by the number of the request
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._num_useless = 0
+        self._partings = Partings()
         self.keeping = Keeping(
             backend=backend,
             cache=cache,
@@ -226,9 +228,7 @@ class SlotMemory:
                 running.slot.forget()
             return Ended(sequence.ids[:0].copy(), (), Head(sequence.root, 0))
         ids = sequence.ids[:num_computed].copy()
-        if self._points:
-            found = islice(self._points.before(sequence, num_computed), MOST_KEPT)
-            sequence.resume_points = {each.num_tokens for each in found}
+        staying = self._staying(request, ids) if self._points else None
         hashes, last = heads_of(sequence.root, ids, sequence.block_tokens)
         if running.generation == self._count():
             slot, before = running.slot, running.slot.unkept
@@ -238,13 +238,26 @@ class SlotMemory:
             slot.unkept = Unkept(
                 sequence.root, ids, points, self._clock(), {*hashes, last}, sequence.saves, sequence.reused_tokens
             )
+            if staying is not None:
+                slot.unkept.resume_points, slot.unkept.back = staying.points, staying.back
             if before is not None:
                 slot.unkept.saves = "all" if before.saves == "all" else sequence.saves
                 slot.unkept.since, slot.unkept.urgent = before.since, before.urgent
                 slot.unkept.commands = before.commands
+                slot.unkept.back = before.back if slot.unkept.back is None else slot.unkept.back
         if self.keeping.keeps_tails:
             return Ended(ids, hashes, Head(last, len(ids)))
         return Ended(ids, hashes, Head(hashes[-1] if hashes else sequence.root, len(hashes) * sequence.block_tokens))
+
+    def _staying(self, request: Request, ids: np.ndarray) -> Staying:
+        """Note a turn's ids; what is to stay of it, in addition to which the last points before its end are kept."""
+        sequence, owner = request.sequence, (request.namespace, request.agent)
+        found = [each.num_tokens for each in islice(self._points.before(sequence, len(ids)), MOST_KEPT + 2)]
+        staying = self._partings.note(owner, ids, sequence.num_prompt, found)
+        sequence.resume_points = {*found[:MOST_KEPT], *staying.points}
+        if staying.back is not None and self._points.has_near(sequence, staying.back):
+            return Staying(None, staying.points)
+        return staying
 
     def left(self, request: Request) -> None:
         """Free the slot of a request."""
@@ -291,6 +304,7 @@ class SlotMemory:
 
     def forget(self, namespace: str, agent: str) -> None:
         """Empty the slots that computed for an agent last."""
+        self._partings.forget((namespace, agent))
         for slot in self.slots:
             if slot.owner == (namespace, agent):
                 slot.forget()  # what is read of it is dropped

@@ -1,4 +1,4 @@
-"""Where a conversation can be resumed in a model with recurrent layers: at ends of turns whose states are stored.
+"""Where a conversation can be resumed in a model with recurrent layers: after tokens whose states are stored.
 
 Owns how these points are found, in memory and on disk, and how one is brought into memory. After how many tokens the
 state of a full block is, is known once that is in memory: until then a point says how many at most. Called on the
@@ -7,7 +7,7 @@ engine's thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,8 +67,21 @@ class Points:
             if self._has_state(sequence, name, first + end):
                 yield Point(first + end, name)
 
-    def tail(self, parent: BlockHash, ids: np.ndarray) -> int | None:
-        """Return the hot tail after a parent that is the longest beginning of these ids and has a state."""
+    def has_near(self, sequence: Sequence, at: int) -> bool:
+        """Whether the full block that these tokens of a sequence end in is in memory with a state among them."""
+        index = (at - 1) // self._size
+        if (index + 1) * self._size > sequence.num_tokens:
+            return False
+        block = self._cache.pool.block_of(sequence.hash_at(index))
+        return block is not None and 0 < self.snapshots.end(block) <= at
+
+    def earlier(self, sequence: Sequence, index: int, wanted: Collection[int]) -> int | None:
+        """Return the hot block whose state block `index` of a sequence takes over: one that leaves its text after one
+        of the `wanted` points, or the longest tail that begins it."""
+        ids, parent = sequence.ids[index * self._size : (index + 1) * self._size], sequence.parent_of(index)
+        child = self._cache.pool.find_child(parent, ids) if len(ids) else None
+        if child is not None and index * self._size + child[1] >= (end := self.snapshots.end(child[0])) in wanted:
+            return child[0]
         for end in range(min(len(ids), self._size - 1), 0, -1):
             block = self._cache.pool.peek(tail_hash(parent, ids[:end]), ids[:end], parent=parent)
             if block is not None and self.snapshots.end(block):

@@ -20,6 +20,7 @@ from rekindle.store.commands import StoreCommand
 NOTHING = np.zeros(0, dtype=np.uint32)
 LEAST_GAIN = 64  # tokens that reading must save over what a slot has
 CHECKPOINT_TOKENS = 4  # before the end of a prompt llama-server keeps a state (server-context.cpp, checkpoint_offsets)
+BACK_TOKENS = CHECKPOINT_TOKENS - 1  # before it a slot can go back to: one token after that state, as one is computed
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +28,8 @@ class Unkept:
     """Ended turns whose KV only a slot has: `ids` (uint32) of the last, which continues the others.
 
     Of them `saves` go to disk, of which `num_reused` tokens had been computed before. `commands` wait until the store
-    has their blocks. It is `urgent` if somebody waits for that.
+    has their blocks. It is `urgent` if somebody waits for that. With recurrent layers `resume_points` are those that
+    stay (see `partings`), and the state after `back` tokens is read, too, by a slot that goes back to there.
     """
 
     root: BlockHash
@@ -39,6 +41,7 @@ class Unkept:
     num_reused: int = 0
     commands: list[StoreCommand] = field(default_factory=list)
     urgent: bool = False
+    back: int | None = None
 
     def commands_of(self, namespace: str, agent: str) -> list[StoreCommand]:
         """The commands about an agent."""
@@ -78,6 +81,16 @@ class Slot:
         if num_prompt - CHECKPOINT_TOKENS > num_reused:
             points.add(num_prompt - CHECKPOINT_TOKENS)
         self.points = (*sorted(points), len(self.ids))
+
+    def can_go_back(self, num_tokens: int) -> bool:
+        """Whether llama-server has a checkpoint one token before."""
+        return self.points is not None and num_tokens - 1 in self.points[:-1]
+
+    def go_back(self, num_tokens: int) -> None:
+        """Note that it has no more than its first tokens."""
+        assert self.points is not None, "it can go on after any token"
+        self.ids = self.ids[:num_tokens]
+        self.points = (*(at for at in self.points if at < num_tokens), num_tokens) if num_tokens else ()
 
     def forget(self) -> None:
         """It has nothing that is known."""

@@ -1,7 +1,7 @@
 """States of recurrent layers in the blocks of an arena: which blocks have one, and after how many tokens it is.
 
 Owns the bytes of the part of a turn's state (see `layout`). A state goes on from its own position and from no other,
-and a block has one at most: that of the last turn that ended in it.
+and a block has one at most: that of the last turn that ended in it, or of the end of a prompt in it.
 
     blocks     [        ][   p1   ][        ][      p2 ]
     states               after p1            after p2          a prompt that leaves the text before p2 goes on from p1

@@ -8,6 +8,7 @@ and believes any other.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,15 +16,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rekindle.errors import BackendFailed
+from rekindle.errors import BackendFailed, RekindleError
 from rekindle.kv.arena import KVArena
-from rekindle_backends.client import Backend
+from rekindle_backends.client import Arrived, Backend, Sending
+from rekindle_backends.llama.gaps import Gaps
 from rekindle_backends.llama.shapes import FileShape
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.slot_folder import SlotFolder
-from rekindle_backends.llama.transfer import put, take
+from rekindle_backends.llama.transfer import put, take, take_state
+from rekindle_backends.llama.wire import COMPLETION, EventReader, completion_body
+from rekindle_backends.wire import Call
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+NO_GAPS = Gaps(())  # of a stream without a reply
 STATE_S = 600.0  # a slot that computes lets a save wait for the end of its reply
 
 
@@ -58,9 +64,53 @@ class States:
         finally:
             self._folder.remove(name)
 
-    async def take(self, file: SlotFile, blocks: Sequence[int], first: int, end: int) -> None:
-        """Copy tokens [first, end) of a file into blocks, which nobody else reads or writes meanwhile."""
-        await self._on_thread(lambda: take(file, self._arena, blocks, first, end))
+    async def go_back(self, slot: int, ids: np.ndarray) -> SlotFile | None:
+        """Have a slot go back to the first tokens of its text, whose `ids` these are, and read its state there.
+
+        It computes the last one of them, after a checkpoint. None if that cannot be: a slot without the checkpoint is
+        stopped before it computes them all, and what it has then is not known.
+        """
+        try:
+            await self._ask_back(slot, ids)
+            file = await self.save(slot, len(ids))
+            if not np.array_equal(file.tokens, ids.astype(np.int32)):
+                raise BackendFailed("it has other tokens")
+        except (RekindleError, OSError, ValueError) as error:
+            logger.warning("slot %d of llama-server cannot go back to %d tokens: %s", slot, len(ids), error)
+            return None
+        return file
+
+    async def _ask_back(self, slot: int, ids: np.ndarray) -> None:
+        """Have a slot compute the last one of these tokens; BackendFailed if it would be more."""
+        left, sendings, errors = asyncio.Event(), list[Sending](), list[RekindleError]()
+
+        def emit(arrived: Arrived) -> None:
+            if isinstance(arrived, RekindleError):
+                errors.append(arrived)
+            elif arrived is not None and arrived.cached_tokens is not None and arrived.cached_tokens < len(ids) - 1:
+                errors.append(BackendFailed(f"it has a state after {arrived.cached_tokens} of them"))
+                sendings[0].cancel()
+
+        body = completion_body(ids.tolist(), {"n_predict": 0, "temperature": 0, "id_slot": slot})
+        sendings.append(
+            self._backend.submit(Call(COMPLETION, body, {}, EventReader(NO_GAPS).read), emit, left=left.set)
+        )
+        await left.wait()
+        if errors:
+            raise errors[0]
+
+    async def take(
+        self, file: SlotFile, blocks: Sequence[int], first: int, end: int, *, back: SlotFile | None = None
+    ) -> None:
+        """Copy tokens [first, end) of a file into blocks, which nobody else reads or writes meanwhile; before its state
+        that of one that its slot wrote when it had gone `back`."""
+
+        def work() -> None:
+            if back is not None:
+                take_state(back, self._arena, blocks)
+            take(file, self._arena, blocks, first, end)
+
+        await self._on_thread(work)
 
     async def restore(
         self, slot: int, blocks: Sequence[int], ids: np.ndarray, num_tokens: int, read: Callable[[], None]
