@@ -216,8 +216,20 @@ LLAMA: tuple[Mutant, ...] = (
         "Staying(num_prompt - 3, before",
         STAYS,
     ),
-    one("a parting at the end of a prompt that is none", PARTINGS, "num_prompt - OPENING_TOKENS", "num_prompt", STAYS),
-    one("a slot believed where it was before it went back", KEEPING, "slot.go_back(", "len(", DROPPED),
+    one(
+        "a parting at the end of a prompt that is none",
+        PARTINGS,
+        "num_prompt - OPENING_TOKENS",
+        "num_prompt + 99",
+        STAYS,
+    ),
+    one(
+        "a slot believed where it was before it went back",
+        KEEPING,
+        "slot.go_back(0 if read.back is None else read.goes_to)",
+        "pass",
+        DROPPED,
+    ),
     one(
         "a slot that computes its prompt again to go back",
         STATES,
@@ -225,13 +237,7 @@ LLAMA: tuple[Mutant, ...] = (
         "cached_tokens < 0",
         STUCK,
     ),
-    one(
-        "the end of a short turn in the place of its prompt's",
-        KEEPING,
-        "sorted(points, reverse=True)",
-        "sorted(points)",
-        SHORT,
-    ),
+    one("the state at the end of a prompt left in its file", KEEPING, "back=read.back)", "back=None)", SHORT),
     one("the end of a later turn in the place of the prompt's", KEEPING, "(own and end not in staying)", "own", SHORT),
     one("a reply begun anew without the state before it", POINTS, " in wanted:", " < 0:", LATER),
     one(

@@ -14,7 +14,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle_backends.llama import keeping
-from rekindle_backends.llama.partings import MOST_WHOLE, Partings
+from rekindle_backends.llama.partings import MOST_USELESS, Partings
 from tests.backends.llama import imitation
 from tests.backends.llama.reasoning import Reasoned
 from tests.backends.llama.test_slot_memory import Talk, front, server_of, until_answers
@@ -67,6 +67,11 @@ def test_a_prompt_goes_on_from_the_end_of_the_one_before_the_reasoning(
             for name in "ab":
                 computed, new = agents.ask(engine, name, kind)
                 assert computed <= new + FEW, f"{name}, {kind}, after a kill"
+        assert engine.flush()
+        agents.ask(engine, "a", "message")
+        assert engine.flush()
+        computed, new = agents.ask(engine, "a", "result")
+        assert computed <= new + 1, "its slot has gone back"
         assert engine.flush()
         engine.check()
         shutil.copytree(tmp_path / "store", tmp_path / "crashed")  # as a kill leaves it
@@ -173,12 +178,14 @@ def test_what_stays_until_a_conversation_parts() -> None:
     # A conversation of its own leaves the other one known.
     assert note("a", ids[100:300], 150) == (147, {147})
     assert note("a", other[:900], 800) == (None, {497})
-    # Conversations that never part keep no more at the end of their first prompt; one that does, changes that.
-    for number in range(MOST_WHOLE):
+    # Conversations that never part keep no more at the end of their first prompt; one that does, changes that, if it
+    # does not part before the state.
+    for number in range(MOST_USELESS):
         note(f"{number}", ids[:450], 400)
         note(f"{number}", ids[:600], 550)
-    assert note("c", ids[:450], 400, 64) == (None, {64})
-    assert note("c", other[:600], 500) == (497, {497})
+    assert note("c", ids[:450], 402, 64) == (None, {64})
+    assert note("c", other[:450], 400) == (None, set())
+    assert note("c", ids[:600], 500) == (497, {497})
     assert note("d", ids[:450], 400) == (397, {397})
     partings.forget(("", "d"))
     assert note("d", ids[:600], 550) == (547, {547})

@@ -180,13 +180,12 @@ class Keeping:
 
     def _sequence(self, unkept: Unkept, num_tokens: int, points: list[int]) -> Sequence:
         """A sequence of the first tokens of a turn, with those of its blocks that are in memory, up to one that lacks
-        the state of a file: there are files of the states at these `points`, and the first one in a block is kept."""
+        the state of a file: there are files of the states at these `points`."""
         ids, pool = unkept.ids[:num_tokens], self._cache.pool
         sequence = Sequence(unkept.root, ids, self._cache.new_table(), "continuation", "prefill")
         sequence.resume_points |= {at for at in unkept.resume_points if at <= num_tokens}
         if self._points:
-            kept = {(at - 1) // pool.block_tokens: at for at in sorted(points, reverse=True)}
-            sequence.resume_points = {*kept.values()}
+            sequence.resume_points = {*points}
         sequence.saves, sequence.hot_tokens = unkept.saves, min(unkept.num_reused, num_tokens)
         known = pool.try_reuse_prefix(unkept.root, ids)
         for index in sorted((at - 1) // pool.block_tokens for at in points):

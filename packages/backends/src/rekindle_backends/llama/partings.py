@@ -25,7 +25,7 @@ from rekindle_backends.llama.slots import BACK_TOKENS, num_common
 OPENING_TOKENS = 16  # at the end of a prompt, that open a reply and may be left out of the history
 MOST_AGENTS = 256
 MOST_CONVERSATIONS = 4  # of an agent that it may have in turn
-MOST_WHOLE = 8  # conversations in a row that went on without parting, before beginnings of others keep no more states
+MOST_USELESS = 8  # states in a row that nothing went on from, before beginnings of conversations keep none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Partings:
 
     def __init__(self) -> None:
         self._agents: OrderedDict[tuple[str, str], list[_Conversation]] = OrderedDict()
-        self._num_whole = 0
+        self._num_useless = 0
 
     def note(self, owner: tuple[str, str], ids: np.ndarray, num_prompt: int, points: Sequence[int]) -> Staying:
         """Note the `ids` of an agent's turn, of which `num_prompt` are its prompt, and return what is to stay of it.
@@ -63,16 +63,15 @@ class Partings:
         which = max(range(len(mine)), key=shared.__getitem__, default=None)
         if which is not None and shared[which] == len(mine[which].ids):
             before = mine.pop(which)
-            self._num_whole += not before.has_gone_on
+            self._num_useless += not before.has_gone_on
             staying = Staying(None, before.points)
             mine.append(_Conversation(ids, before.num_prompt, before.points, has_gone_on=True))
         else:
-            has_parted = which is not None and shared[which] >= mine[which].num_prompt - OPENING_TOKENS
-            if has_parted:
-                assert which is not None, "nothing has parted from nothing"
-                mine.pop(which)
-                self._num_whole = 0
-            staying = self._begun(num_prompt, points if not mine and not has_parted else (), has_parted=has_parted)
+            is_known, has_parted = which is not None, False
+            if which is not None and shared[which] >= mine[which].num_prompt - OPENING_TOKENS:
+                has_parted = shared[which] >= mine.pop(which).num_prompt - BACK_TOKENS
+                self._num_useless = 0 if has_parted else self._num_useless + 1
+            staying = self._begun(num_prompt, () if is_known else points, has_parted=has_parted)
             mine.append(_Conversation(ids, num_prompt, staying.points))
         self._agents[owner] = mine[-MOST_CONVERSATIONS:]
         while len(self._agents) > MOST_AGENTS:
@@ -80,9 +79,9 @@ class Partings:
         return staying
 
     def _begun(self, num_prompt: int, points: Sequence[int], *, has_parted: bool) -> Staying:
-        """What stays of a turn that extends none."""
+        """What stays of a turn that extends none; one that `has_parted` went on from the state that is kept."""
         back = num_prompt - BACK_TOKENS
-        if back <= 0 or (self._num_whole >= MOST_WHOLE and not has_parted):
+        if back <= 0 or (self._num_useless >= MOST_USELESS and not has_parted):
             return Staying(None, frozenset(points))
         return Staying(back, frozenset({*points, back}))
 
