@@ -28,7 +28,6 @@ from benchmarks.llama_slots import SYSTEM, Fronted, Plain, SlotsBench, shard_hea
 from rekindle.errors import RequestFailed
 from rekindle.store.files.records import PAGE
 
-FAULTS_A_TURN = 4
 KINDS = ("flip", "noise", "zeros", "cut", "exchange", "stale")
 LONGEST_RUN = 6000  # bytes
 MOST_WAIT_S = 60.0
@@ -71,9 +70,10 @@ def records(store: Path) -> list[Record]:
 
 @dataclass
 class Faults:
-    """Hurts records; `older` has what they were at other times."""
+    """Hurts records, `a_turn` times before each; `older` has what they were at other times."""
 
     random: Random
+    a_turn: int = 4
     older: dict[Record, bytes] = field(default_factory=dict)
     done: Counter[str] = field(default_factory=Counter)
 
@@ -135,7 +135,7 @@ class FaultyTurns:
         for agent in self.histories:
             self._offload(agent)
         found = records(self.front.store)
-        for _ in range(FAULTS_A_TURN if found else 0):
+        for _ in range(self.faults.a_turn if found else 0):
             self.faults.hurt(found)
 
     def _offload(self, agent: str) -> None:
@@ -171,7 +171,7 @@ class FaultyTurns:
             self.wrong.append(f"{what}, log probabilities differ by {distance:.6f}")
 
 
-def run_faults_bench(bench: SlotsBench, faults: int, seed: int, minutes: float, console: Console) -> int:
+def run_faults_bench(bench: SlotsBench, num_faults: int, faults: Faults, minutes: float, console: Console) -> int:
     """Hurt the files, print what came of it; return 1 if a reply was wrong or llama-server was started again."""
     with tempfile.TemporaryDirectory(prefix="rekindle-bench-") as name:
         folder = Path(name)
@@ -181,8 +181,8 @@ def run_faults_bench(bench: SlotsBench, faults: int, seed: int, minutes: float, 
             front.start()
             plain.start()
             before = front.llama_pids()
-            made = FaultyTurns(front, plain, bench, Faults(Random(seed)), band + ROUNDING)
-            made.run(faults, time.monotonic() + 60 * minutes, console.print)
+            made = FaultyTurns(front, plain, bench, faults, band + ROUNDING)
+            made.run(num_faults, time.monotonic() + 60 * minutes, console.print)
             after = front.llama_pids()
             store: dict[str, Any] = httpx.get(f"{front.url}/v1/stats", timeout=MOST_WAIT_S).json()["store"]
         finally:
@@ -190,9 +190,7 @@ def run_faults_bench(bench: SlotsBench, faults: int, seed: int, minutes: float, 
             plain.end()
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(made.faults.done.items()))
     same = "the same process" if before == after else f"process {after}, before {before}"
-    console.print(
-        f"{made.faults.done.total()} faults ({kinds}), {made.turns} turns of {bench.agents} agents, seed {seed}"
-    )
+    console.print(f"{made.faults.done.total()} faults ({kinds}), {made.turns} turns of {bench.agents} agents")
     console.print(
         f"{made.turns - len(made.wrong)} replies equal to llama-server's own within {made.band:.6f}, "
         f"{len(made.wrong)} wrong, largest distance {made.farthest:.6f}; llama-server is {same}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import typer
@@ -65,6 +66,7 @@ def bench_llama_kills(
 def bench_llama_faults(
     model: Annotated[Path, typer.Argument(help="a GGUF file")],
     faults: Annotated[int, typer.Option(help="in files of records")] = 1000,
+    a_turn: Annotated[int, typer.Option(min=1, help="faults before each turn: with fewer, more is restored")] = 4,
     agents: Annotated[int, typer.Option(help="agents that take turns at one slot")] = 4,
     context: Annotated[int, typer.Option(help="tokens of the slot")] = 640,
     seed: Annotated[int, typer.Option(help="of what happens")] = 0,
@@ -72,11 +74,11 @@ def bench_llama_faults(
     minutes: Annotated[float, typer.Option(help="after which no more faults are done")] = 600,
 ) -> None:
     """Faults in what was written of llama-server's slots: computed, never wrong, and never a crash of llama-server."""
-    from benchmarks.llama_faults import run_faults_bench
+    from benchmarks.llama_faults import Faults, run_faults_bench
     from benchmarks.llama_slots import SlotsBench
 
     bench = SlotsBench(model, agents, 1, context, flags=flags, hot_bytes="64MiB")
-    exit_with(lambda: run_faults_bench(bench, faults, seed, minutes, console()))
+    exit_with(lambda: run_faults_bench(bench, faults, Faults(Random(seed), a_turn), minutes, console()))
 
 
 @with_settings(unused=BENCH_UNUSED | {"save_unnamed"})
