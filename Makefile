@@ -120,6 +120,7 @@ ENGINE_MODEL = $$($(BIN)/python -m tools.real_models smollm2)
 engines: kernels $(ENGINES)/installed-$(LLAMA_CPP)
 	REPLIES=$(REPLIES) CONVERSATIONS=$(CONVERSATIONS) $(ENGINE_RUN) -m pytest --timeout 1800 \
 	  tests/backends/test_real_llama.py tests/page/test_real_llama.py tests/backends/llama $(TESTS)
+	$(ENGINE_RUN) -m benchmarks llama-cuts $$($(BIN)/python -m tools.real_models gemma)
 	$(ENGINE_RUN) -m benchmarks llama-faults $(ENGINE_MODEL) --faults $(FAULTS)
 	$(ENGINE_RUN) -m benchmarks llama-kills $(ENGINE_MODEL) --turns $(TURNS)
 

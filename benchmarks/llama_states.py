@@ -167,7 +167,11 @@ def row(made: Rig, length: int) -> list[str]:
         ).result(),
         bench.repeats,
     )
-    back = measured(lambda: run(states.restore(LONG, blocks, ids, num_tokens, lambda: None)).result(), bench.repeats)
+
+    def restore() -> None:
+        run(states.restore(LONG, blocks, ids, num_tokens, lambda: None)).result()
+
+    back = measured(restore, bench.repeats)
     return [
         f"{num_tokens:,}",
         f"{computed:.1f} s",
@@ -177,6 +181,7 @@ def row(made: Rig, length: int) -> list[str]:
         shown(back),
         shown(made.gaps(lambda: None)),
         shown(made.gaps(lambda: made.saved_by_server(length))),
+        shown(made.gaps(restore)),
     ]
 
 
@@ -191,6 +196,7 @@ def run_states_bench(bench: StatesBench, console: Console) -> int:
         "restored: put together, read by llama-server",
         "gaps of another slot, alone",
         "while states are saved",
+        "while states are restored",
     )
     with rig(bench) as made:
         for length in sorted(bench.lengths):

@@ -81,6 +81,24 @@ def bench_llama_faults(
     exit_with(lambda: run_faults_bench(bench, faults, Faults(Random(seed), a_turn), minutes, console()))
 
 
+def bench_llama_cuts(
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
+    cut: Annotated[list[int] | None, typer.Option(help="tokens; may be repeated [50 300 450]")] = None,
+    words: Annotated[int, typer.Option(help="with which a conversation begins")] = 500,
+    context: Annotated[int, typer.Option(help="tokens of a slot")] = 2048,
+    reply: Annotated[int, typer.Option(help="tokens that are compared")] = 24,
+    seed: Annotated[int, typer.Option(help="of the words")] = 0,
+    flags: Annotated[str, typer.Option(help="more of llama-server's flags")] = "-t 1",
+) -> None:
+    """Conversations that go on or are cut back after a restart, compared with slots that were never restarted."""
+    from benchmarks.llama_cuts import CutsBench, run_cuts_bench
+    from benchmarks.llama_slots import SlotsBench
+
+    slots = SlotsBench(model, slots=2, context=context, reply=reply, flags=flags)
+    bench = CutsBench(slots, tuple(cut or (50, 300, 450)), words, seed)
+    exit_with(lambda: run_cuts_bench(bench, console()))
+
+
 @with_settings(unused=BENCH_UNUSED | {"save_unnamed"})
 def bench_wear(
     settings: Settings,

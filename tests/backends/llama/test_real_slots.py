@@ -16,6 +16,7 @@ from rekindle_backends.llama.sections import Kind
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.transfer import put, resumable, take
 from tests.backends.llama.real_server import LlamaServer
+from tests.backends.llama.recording import write_model
 from tests.backends.llama.test_transfer import arena_of
 from tests.needs import ROOT
 from tools.real_models import REAL_MODELS
@@ -38,6 +39,12 @@ in_f16 = pytest.mark.parametrize("gemma", [WINDOWS["f16"]], indirect=True)
 @pytest.fixture(params=FULL.values(), ids=FULL)
 def smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaServer]:
     with LlamaServer(REAL_MODELS["smollm2"].path(), tmp_path, "-c", "6144", *request.param) as server:
+        yield server
+
+
+@pytest.fixture(params=FULL.values(), ids=FULL)
+def bundled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaServer]:
+    with LlamaServer(write_model(tmp_path), tmp_path, "-c", "6144", *request.param) as server:
         yield server
 
 
@@ -74,22 +81,30 @@ def test_a_slot_comes_back_from_blocks(smollm2: LlamaServer) -> None:
 
 
 def test_random_conversations_come_back_from_blocks(smollm2: LlamaServer) -> None:
+    come_back(smollm2)
+
+
+def test_random_conversations_of_the_bundled_model_come_back_from_blocks(bundled: LlamaServer) -> None:
+    come_back(bundled)
+
+
+def come_back(server: LlamaServer) -> None:
     """The file that is put together is llama-server's own, to the last byte, and goes on as the slot does."""
-    ids, chosen = smollm2.tokenize(TEXT), random.Random(11)
+    ids, chosen = server.tokenize(TEXT), random.Random(11)
     for number in range(NUM_CONVERSATIONS):
         begin, num_prompt = chosen.randrange(1000), chosen.randrange(2, 400)
-        smollm2.complete(ids[begin : begin + num_prompt], chosen.randrange(1, 30), slot=1)
-        file = SlotFile.open(smollm2.save(1, "own"))
+        server.complete(ids[begin : begin + num_prompt], chosen.randrange(1, 30), slot=1)
+        file = SlotFile.open(server.save(1, "own"))
         total, shape = len(file.tokens), file.shape
         blocks = chosen.sample(range(8), -(-total // 64))
         arena, _ = arena_of(shape, 0, 8)
         take(file, arena, blocks, 0, total)
-        put(arena, blocks, total, file.tokens, shape, smollm2.folder / "same", 1)
-        assert (smollm2.folder / "same").read_bytes() == (smollm2.folder / "own").read_bytes(), number
-        put(arena, blocks, total, file.tokens, shape, smollm2.folder / "other", 2)
-        assert smollm2.restore(2, smollm2.folder / "other") == total
+        put(arena, blocks, total, file.tokens, shape, server.folder / "same", 1)
+        assert (server.folder / "same").read_bytes() == (server.folder / "own").read_bytes(), number
+        put(arena, blocks, total, file.tokens, shape, server.folder / "other", 2)
+        assert server.restore(2, server.folder / "other") == total
         prompt = [*file.tokens, *ids[:5]]
-        restored, hot = smollm2.complete(prompt, 60, slot=2), smollm2.complete(prompt, 60, slot=1)
+        restored, hot = server.complete(prompt, 60, slot=2), server.complete(prompt, 60, slot=1)
         assert restored == hot and hot[1] == total, number
 
 
