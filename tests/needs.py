@@ -47,24 +47,24 @@ def _name(path: Path) -> str:
 @cache
 def _needs(module: str) -> frozenset[str]:
     """What is needed by all that is imported with a module."""
-    found, seen, left = set[str](), set[str](), [module]
+    names = imported_with(module)
+    return frozenset(
+        need for need, packages in NEEDS.items() if any(_is_in(name, each) for name in names for each in packages)
+    )
+
+
+@cache
+def imported_with(module: str) -> frozenset[str]:
+    """Dotted names that are imported with a module, its own included: of ours, and of others by ours."""
+    seen, left = set[str](), [module]
     while left:
         name = left.pop()
         if name in seen:
             continue
         seen.add(name)
-        own, names = _own(name)
-        found |= own
-        left += names
-    return frozenset(found)
-
-
-@cache
-def _own(name: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """What a module or a name in one stands for itself, and what else is imported with it."""
-    own = frozenset(need for need, names in NEEDS.items() if any(_is_in(name, each) for each in names))
-    path = _path(name)
-    return own, () if path is None else imported(path, at_import=any(map(path.is_relative_to, SOURCES)))
+        path = _path(name)
+        left += () if path is None else imported(path, at_import=any(map(path.is_relative_to, SOURCES)))
+    return frozenset(seen)
 
 
 def _is_in(name: str, package: str) -> bool:

@@ -1,4 +1,4 @@
-"""What files of tests need, and that `pytest --quick` imports nothing of it."""
+"""What files of tests need, that `pytest --quick` imports nothing of it, and a server in front of another no models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.needs import ROOT, needs_of
+from tests.needs import ROOT, imported_with, needs_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,13 @@ from tests.needs import ROOT, needs_of
 )
 def test_imports_say_what_is_needed(path: str, needs: set[str]) -> None:
     assert needs_of(ROOT / "tests" / path) == needs
+
+
+@pytest.mark.parametrize("module", ["rekindle.server.serve", "rekindle_backends.assembly"])
+def test_a_front_imports_no_code_of_models(module: str) -> None:
+    names = imported_with(module)
+    assert "rekindle.engine.components" in names and "torch" in names
+    assert not [name for name in names if name.partition(".")[0] == "transformers"]
 
 
 def test_the_quick_tests_import_none_of_it() -> None:

@@ -31,7 +31,7 @@ SECRET: tuple[Mutant, ...] = (
     ),
     one(
         "a secret compared after the weights are loaded",
-        "engine/factory.py",
+        "engine/builder.py",
         "given_secret(directory, settings.store.secret, fs)",
         "pass",
         f"{SECRETS}::test_another_secret_is_refused_before_the_weights_are_loaded",

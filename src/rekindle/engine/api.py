@@ -34,7 +34,6 @@ from rekindle.engine.calls import (
     whole,
 )
 from rekindle.engine.components import Components
-from rekindle.engine.factory import assemble
 from rekindle.engine.generation import Generation
 from rekindle.engine.types import (
     AgentInfo,
@@ -98,6 +97,8 @@ class Engine:
         if self._parts is not None:
             raise RekindleError("this engine has been started already")
         if self._given.backend.address is None:
+            from rekindle.engine.factory import assemble  # seconds of transformers, which a front does without
+
             parts = assemble(self._given, clock=self._clock)
         else:
             parts = _front()(self._given, clock=self._clock)

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,19 +40,22 @@ from rekindle.engine.memory.pins import most_pinned
 from rekindle.engine.memory.retention import Retention, RetentionRules
 from rekindle.engine.request import Request
 from rekindle.engine.started_once import Prefault, WeightsWriter
-from rekindle.errors import StoreRefused
+from rekindle.errors import ConfigError, StoreRefused
 from rekindle.kv.arena import KVArena
 from rekindle.matching.matcher import Matcher
 from rekindle.model.loaded import Promise, Unsaved
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
+from rekindle.store.files.directory import given_secret, make_directory
 from rekindle.store.files.shards import ReadRecords
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
 from rekindle.store.warm import WarmStore
 from rekindle.text.constraints.matcher import Constraints
 from rekindle.text.growth import analyse_growth
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, fit
+from rekindle.tier.location import directory_of
 
 if TYPE_CHECKING:
     from rekindle.engine.intake.tier_imports import TierImports
@@ -354,3 +357,17 @@ class Builder:
     def _submit(self, request: Request) -> None:
         self.anticipation.began(request)
         self.loop.submit(request)
+
+
+def check_places(settings: Settings, *, use_store: bool) -> None:
+    """Check the directories and the secret, so that errors are raised before a model is read."""
+    directory, fs = settings.store.directory(), OsFileSystem()
+    if use_store:
+        make_directory(directory, fs)
+    if settings.tier.location is not None:
+        directory_of(settings.tier.location)
+        if not use_store:
+            raise ConfigError("tier needs a store and reuse: what comes from other replicas is kept there first")
+    if settings.store.enabled and settings.store.secret is not None:
+        with suppress(StoreRefused):  # reported when files are opened; replies continue without them
+            given_secret(directory, settings.store.secret, fs)

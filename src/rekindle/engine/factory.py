@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,23 +11,19 @@ from rekindle.compute.cpu.kernels.records import record_reader
 from rekindle.compute.devices import choose_device
 from rekindle.compute.load import load_model
 from rekindle.config import Settings
-from rekindle.engine.builder import Builder, Computing
+from rekindle.engine.builder import Builder, Computing, check_places
 from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
-from rekindle.errors import ConfigError, StoreRefused
 from rekindle.model.loaded import LoadedModel, Runner
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout
-from rekindle.store.files.directory import given_secret, make_directory
-from rekindle.store.files.sync import OsFileSystem
 from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_ends
-from rekindle.tier.location import directory_of
 
 SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
 
@@ -76,20 +71,6 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         return Builder(settings, computing, started, use_store=use_store).components
     finally:
         loaded.compute.rest()  # from here on the engine's thread computes
-
-
-def check_places(settings: Settings, *, use_store: bool) -> None:
-    """Check the directories and the secret, so that errors are raised before a model is read."""
-    directory, fs = settings.store.directory(), OsFileSystem()
-    if use_store:
-        make_directory(directory, fs)
-    if settings.tier.location is not None:
-        directory_of(settings.tier.location)
-        if not use_store:
-            raise ConfigError("tier needs a store and reuse: what comes from other replicas is kept there first")
-    if settings.store.enabled and settings.store.secret is not None:
-        with contextlib.suppress(StoreRefused):  # reported when files are opened; replies continue without them
-            given_secret(directory, settings.store.secret, fs)
 
 
 def chunk_multiple(layout: KVLayout) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
@@ -24,9 +24,11 @@ from rekindle.kv.plan import ROW_MULTIPLE
 from rekindle.model.batch import SequenceStep
 from rekindle.model.device import Memory
 from rekindle.model.drawing import Drawing
-from rekindle.model.formats import LayerFormats
 from rekindle.model.sampler import Draw
 from rekindle.spec import KVLayout, ModelSpec
+
+if TYPE_CHECKING:  # with it comes what models are made of in transformers, and an engine in front of a server has none
+    from rekindle.model.formats import LayerFormats
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
 BY_TORCH = "torch"

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from rekindle.compute.cpu.memory import memory_of
 from rekindle.config import SETTINGS, BackendKind, Settings
-from rekindle.engine.builder import Builder, Computing
+from rekindle.engine.builder import Builder, Computing, check_places
 from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.scheduler import Scheduler
-from rekindle.engine.factory import check_places
 from rekindle.errors import BackendFailed, ConfigError
 from rekindle.harness.own_server import EndedEarly, OwnServer
 from rekindle.kv.arena import KVArena
