@@ -26,6 +26,7 @@ from tests.kernels.native import can_compile, needs_kernels, runnable, sources
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
+EXTENSIONS = ("backends", "lab", "models", "sessions", "vllm")
 MOST_BYTES = 1_200_000  # without the kernels' libraries; the weights of the bundled model are a wheel of their own
 ANSWER = """
 import pathlib, sys, rekindle, rekindle_pocket
@@ -114,10 +115,10 @@ def pocket_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(ROOT / "pocket", tmp_path_factory.mktemp("pocket"))[0]
 
 
-@pytest.fixture(scope="module", params=["backends", "lab", "models", "sessions", "vllm"])
-def extension(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel that is built on the core."""
-    return built(ROOT / "packages" / request.param, tmp_path_factory.mktemp(request.param))[0]
+@pytest.fixture(scope="module")
+def extensions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels that are built on the core."""
+    return {name: built(ROOT / "packages" / name, tmp_path_factory.mktemp(name))[0] for name in EXTENSIONS}
 
 
 @pytest.fixture(scope="module")
@@ -229,9 +230,11 @@ def test_installed_wheels_answer_and_play_the_demo(wheel: Path, pocket_wheel: Pa
     assert "holds" in run(python.with_name("rekindle"), "demo", cwd=tmp_path)
 
 
-def test_a_wheel_on_the_core_has_its_own_package_alone(extension: Path) -> None:
-    names = zipfile.ZipFile(extension).namelist()
-    package = extension.name.partition("-")[0]
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_a_wheel_on_the_core_has_its_own_package_alone(extensions: dict[str, Path], name: str) -> None:
+    names = zipfile.ZipFile(extensions[name]).namelist()
+    package = extensions[name].name.partition("-")[0]
+    assert package == f"rekindle_{name}"
     assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(names)
     if package == "rekindle_sessions":
         wanted = (
@@ -245,8 +248,8 @@ def test_a_wheel_on_the_core_has_its_own_package_alone(extension: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
-    wheel: Path, pocket_wheel: Path, extension: Path, tmp_path: Path
+def test_a_wheel_on_the_core_adds_what_the_core_and_other_wheels_have_not(
+    wheel: Path, pocket_wheel: Path, extensions: dict[str, Path], tmp_path: Path
 ) -> None:
     python = served(tmp_path / "env", wheel, pocket_wheel)
     (tmp_path / "trace.jsonl").write_text(TRACE)
@@ -258,17 +261,14 @@ def test_a_wheel_on_the_core_adds_what_the_core_alone_has_not(
         "sessions": ("serve", [rekindle, "run"], 0, "committee"),
         "backends": ("backends", front, 2, "no server answers at http://127.0.0.1:9"),
     }
-    for extra, command, _, _ in commands.values():
+    for name, (extra, command, code, shown) in commands.items():
         alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert alone.returncode == 2 and f"pip install 'rekindle[{extra}]'" in alone.stderr
-    install(python, "--no-deps", extension)
-    package = extension.name.partition("-")[0]
-    if package == "rekindle_vllm":
-        run(python, "-c", CONNECTOR, cwd=tmp_path)
-        return
-    _, command, code, shown = commands[package.removeprefix("rekindle_")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == code and shown in done.stdout + done.stderr
+        assert alone.returncode == 2 and f"pip install 'rekindle[{extra}]'" in alone.stderr, name
+        install(python, "--no-deps", extensions[name])
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code and shown in done.stdout + done.stderr, name
+    install(python, "--no-deps", extensions["vllm"])
+    run(python, "-c", CONNECTOR, cwd=tmp_path)
 
 
 def test_a_wheel_that_does_not_fit_is_named_and_left_out(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:
