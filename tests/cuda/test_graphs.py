@@ -90,9 +90,9 @@ def test_a_recorded_step_computes_others_of_its_bucket(kind: str) -> None:
         for name, count in ((each[0], int(each[1:])) for each in rows.split()):
             steps.append((name, ids[name][done[name] : done[name] + count]))
             done[name] += count
-        logits.append([torch.cat(bench.forward(*steps)) for bench in (plain, graphed)])
-    for wanted, got in logits:
-        assert relative_error(got, wanted) < 2e-5
+        logits.append([bench.forward(*steps) for bench in (plain, graphed)])
+    for wanted, got in logits:  # kept as they came: a later launch may not write to them
+        assert relative_error(torch.cat(got), torch.cat(wanted)) < 2e-5
     assert (recorder.recorded, recorder.launched) == (2, 8), "of four rows from the third step on, of eight the last"
     for name in ids:
         wanted, got = (np.frombuffer(b"".join(bench.stored_bytes(name)), np.uint8) for bench in (plain, graphed))
