@@ -12,7 +12,7 @@ from tests.backends.llama import imitation
 from tests.backends.llama.real_server import executable
 from tests.backends.llama.recording import write_model
 
-collect_ignore = [] if executable() else ["test_real_slots.py", "test_real_states.py", "test_scripted_llama.py"]
+collect_ignore_glob = [] if executable() else ["test_real_*.py", "test_scripted_llama.py"]
 
 
 @pytest.fixture(scope="module")
