@@ -191,18 +191,15 @@ class MessagesReply:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole message."""
-        head = self._head() | self._diagnosed(self._reading.choice.report)
+        head = self._head() | _diagnosed(self._diagnosis, self._reading.choice.report)
         return head | {"content": self._blocks.content(), **self._stopped(), "usage": self._usage(), **self._extras()}
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._stamp.id, "type": "message", "role": "assistant", "model": self._stamp.model}
 
-    def _diagnosed(self, known: Report | Progress | None) -> dict[str, Any]:
-        return {} if self._diagnosis is None else {"diagnostics": self._diagnosis.described(known)}
-
     def _start(self, known: Report | Progress | None) -> dict[str, Any]:
         usage = usage_of(known, self._call.request.breakpoints)
-        head = self._head() | self._diagnosed(known)
+        head = self._head() | _diagnosed(self._diagnosis, known)
         message = head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return {"type": "message_start", "message": message}
 
@@ -239,8 +236,9 @@ class MessagesReply:
 class UnavailableAnswer:
     """The answer for the tool `name`, whole or as events."""
 
-    def __init__(self, stamp: Stamp, name: str) -> None:
+    def __init__(self, stamp: Stamp, name: str, *, diagnosis: Diagnosis | None = None) -> None:
         self._head = {"id": stamp.id, "type": "message", "role": "assistant", "model": stamp.model}
+        self._head |= _diagnosed(diagnosis, None)
         self._usage = usage_of(None, ())
         self._content = [*_result(name), {"type": "text", "text": f"{name} is not available on this server."}]
 
@@ -273,6 +271,10 @@ class UnavailableAnswer:
         stopped = {"stop_reason": "end_turn", "stop_sequence": None}
         events += [{"type": "message_delta", "delta": stopped, "usage": self._usage}, {"type": "message_stop"}]
         return [event(each, each["type"]) for each in events]
+
+
+def _diagnosed(diagnosis: Diagnosis | None, known: Report | Progress | None) -> dict[str, Any]:
+    return {} if diagnosis is None else {"diagnostics": diagnosis.described(known)}
 
 
 def _result(name: str) -> list[dict[str, Any]]:

@@ -22,8 +22,8 @@ COUNT_PATH = "/v1/messages/count_tokens"
 PARAMS = {"stop": "stop_sequences"}
 
 
-def _unavailable(name: str, stamp: Stamp, *, stream: bool) -> Response:
-    answer = UnavailableAnswer(stamp, name)
+def _unavailable(name: str, stamp: Stamp, diagnosis: Diagnosis | None, *, stream: bool) -> Response:
+    answer = UnavailableAnswer(stamp, name, diagnosis=diagnosis)
     if not stream:
         return JSONResponse(answer.whole())
     return Response(b"".join(answer.events()), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -41,7 +41,7 @@ class MessagesRoute:
         submitted, watch = await accepted(request, self._context.observer, PATH, self._submit)
         call, generations, stamp, diagnosis = submitted
         if call.unavailable is not None:
-            return _unavailable(call.unavailable, stamp, stream=call.stream)
+            return _unavailable(call.unavailable, stamp, diagnosis, stream=call.stream)
         reply = MessagesReply(stamp, call, generations[0], form=self._side.form, diagnosis=diagnosis)
         answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._context.ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
@@ -56,7 +56,8 @@ class MessagesRoute:
         call = parse_messages(body, caller, self._side, strict=self._context.strict)
         self._context.model.require(call.model, dialect="anthropic")
         requests = [call.request] if call.unavailable is None else []
-        return call, submit_all(self._context.engine, requests, 1), *self._compared(call)
+        stamp, diagnosis = self._compared(call)  # what it refuses is not submitted
+        return call, submit_all(self._context.engine, requests, 1), stamp, diagnosis
 
     def _compared(self, call: MessagesCall) -> tuple[Stamp, Diagnosis | None]:
         """Return the stamp of the answer, and what the request is next to the one that it names."""

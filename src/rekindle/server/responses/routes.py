@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
 from rekindle.errors import NotFound
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, read, submit_all
-from rekindle.server.answers.comparison import RequestParts
+from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read, submit_all
+from rekindle.server.answers.comparison import Comparison
 from rekindle.server.border import Router, invalid
 from rekindle.server.gate.caller import Caller, access_of, caller_of
 from rekindle.server.responses.calls import ResponseCall, parse_response
@@ -45,11 +45,8 @@ class ResponseRoute:
         ticket = self._responses.ticket()
         context = self._context
         submitted, watch = await accepted(request, context.observer, PATH, self._submit, always_off_loop=True)
-        caller, call, generation, parts = submitted
-        ids, namespace, other = context.ids, caller.namespace, call.compared_with
-        stamp = context.stamp(PREFIX, ids.new(PREFIX, namespace, parts))
-        found = None if other is None else ids.compare(other, PREFIX, namespace, parts)
-        reply = ResponseReply(stamp, call, generation, form=context.engine.reply_format, comparison=found)
+        caller, call, generation, stamp, comparison = submitted
+        reply = ResponseReply(stamp, call, generation, form=context.engine.reply_format, comparison=comparison)
 
         async def keep() -> None:
             if call.store:
@@ -71,7 +68,7 @@ class ResponseRoute:
         self._context.model.require(call.model)
         return self._context.engine.encoder.count(self._context.engine.render(call.request))
 
-    def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation, RequestParts]:
+    def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation, Stamp, Comparison | None]:
         context = self._context
         call = parse_response(body, caller, self._responses, defaults=context.engine.sampling, strict=context.strict)
         self._context.model.require(call.model)
@@ -84,8 +81,11 @@ class ResponseRoute:
             strict=call.tools.strict,
             parallel=call.parallel,
         )
-        (generation,) = submit_all(self._context.engine, [request], 1)
-        return caller, call, generation, context.parts_of(request)
+        ids, parts, other = context.ids, context.parts_of(request), call.compared_with
+        stamp = context.stamp(PREFIX, ids.new(PREFIX, caller.namespace, parts))
+        comparison = None if other is None else ids.compare(other, PREFIX, caller.namespace, parts)
+        (generation,) = submit_all(context.engine, [request], 1)
+        return caller, call, generation, stamp, comparison
 
 
 async def _failure(durable: Future[None]) -> str | None:
