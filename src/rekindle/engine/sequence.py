@@ -9,7 +9,9 @@ preemption and resume are all the distance between two integers:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -71,6 +73,13 @@ class Sequence:
             self.resume_points.add(num_matched)
         if not self.num_preemptions:
             self.num_unresumed = num_matched - position
+
+    def note_reused(self, num_tokens: int, names: Iterable[BlockHash | None]) -> None:
+        """Count the tokens that it reuses of blocks with these names: those read from disk for it, and the others."""
+        ends = [min(end, num_tokens) for end in range(0, num_tokens + self.block_tokens, self.block_tokens)]
+        of_blocks = zip(names, pairwise(ends), strict=False)
+        self.warm_tokens = sum(end - first for name, (first, end) in of_blocks if name in self.loaded)
+        self.hot_tokens = num_tokens - self.warm_tokens
 
     @property
     def block_tokens(self) -> int:

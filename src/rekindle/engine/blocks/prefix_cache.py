@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -155,25 +156,32 @@ class PrefixCache:
 
     def _match(self, sequence: Sequence, hot: list[int], computing: Collection[BlockHash]) -> _Match | None:
         """Find how much of a sequence is stored after its full hot blocks; None if its next block is on its way."""
-        size, num_hot = self.pool.block_tokens, len(hot)
+        size, num_hot, on_disk = self.pool.block_tokens, len(hot), list[StoredBlock]()
         if num_hot < sequence.num_tokens // size:
             next_hash = sequence.hash_at(num_hot)
             if next_hash in self.loads or next_hash in computing:
                 return None
+            on_disk = self._warm(sequence, num_hot)
         rest = sequence.ids[num_hot * size : (num_hot + 1) * size]
-        parent = sequence.parent_of(num_hot)
-        child = self.pool.find_child(parent, rest) if len(rest) else None
-        on_disk = self._warm(sequence, num_hot) if num_hot < sequence.num_tokens // size else []
-        if on_disk:
-            return _Match(hot, on_disk, child, (num_hot + len(on_disk)) * size)
-        num_shared = child[1] if child else 0
-        nearest = self.stored_child(parent, rest) if num_shared < len(rest) else None
-        if nearest is not None and nearest[1] > num_shared:
-            if nearest[0].identity.hash in self.loads:
+        child = self.pool.find_child(sequence.parent_of(num_hot), rest) if len(rest) else None
+        num_shared = child[1] if child and not on_disk else 0
+        nearest = self._nearest_on_disk(sequence, num_hot + len(on_disk), num_shared)
+        if nearest is not None and nearest[0].identity.hash in self.loads:
+            if not on_disk:
                 return None
-            if nearest[0].identity.hash not in sequence.tried_loads:
-                return _Match(hot, [nearest[0]], child, num_hot * size + nearest[1])
-        return _Match(hot if child is None else [*hot, child[0]], [], child, num_hot * size + num_shared)
+            nearest = None
+        num_tokens = (num_hot + len(on_disk)) * size + (num_shared if nearest is None else nearest[1])
+        found = on_disk if nearest is None else [*on_disk, nearest[0]]
+        return _Match(hot if child is None or found else [*hot, child[0]], found, child, num_tokens)
+
+    def _nearest_on_disk(self, sequence: Sequence, index: int, num_shared: int) -> tuple[StoredBlock, int] | None:
+        """Find the block on disk that shares more ids than that with block `index`, which may have its window's end."""
+        size = self.pool.block_tokens
+        rest = sequence.ids[index * size : (index + 1) * size]
+        nearest = self.stored_child(sequence.parent_of(index), rest) if num_shared < len(rest) else None
+        if nearest is None or nearest[1] <= num_shared or nearest[0].identity.hash in sequence.tried_loads:
+            return None
+        return nearest
 
     def _stored(self, sequence: Sequence, block: int) -> StoredBlock | None:
         """Look up a hot block on disk, unless the sequence found it damaged there."""
@@ -250,13 +258,7 @@ class PrefixCache:
         sequence.num_computed = min(stored, sequence.num_resumable)
         if sequence.num_preemptions:
             return  # preempted: it reports the reuse of its first start
-        reused = min(stored, sequence.num_reusable)
-        sequence.warm_tokens = 0
-        for index, block in enumerate(blocks):
-            covered = min((index + 1) * size, reused) - index * size
-            if covered > 0 and self.pool.name(block) in sequence.loaded:
-                sequence.warm_tokens += covered
-        sequence.hot_tokens = reused - sequence.warm_tokens
+        sequence.note_reused(min(stored, sequence.num_reusable), map(self.pool.name, blocks))
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve positions [0, num_tokens), copying a shared tail that will be written; False on a shortage."""
@@ -350,12 +352,7 @@ class PrefixCache:
 
     def evict_chain(self, root: BlockHash, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> int:
         """Evict the blocks of a sequence from memory, last first, up to the first that others hold or extend."""
-        freed = 0
-        for block in reversed(self._hot_blocks(root, ids, hashes)):
-            if not self.pool.evict(block):
-                break
-            freed += 1
-        return freed
+        return sum(1 for _ in takewhile(self.pool.evict, reversed(self._hot_blocks(root, ids, hashes))))
 
     def num_hot_tokens(self, root: BlockHash, ids: np.ndarray, hashes: tuple[BlockHash, ...]) -> int:
         """Count the leading tokens of a sequence that are in memory under its own hashes."""
