@@ -29,6 +29,8 @@ DROPPED = f"{ENDS}::test_a_prompt_goes_on_from_the_end_of_the_one_before_the_rea
 LATER = f"{ENDS}::test_the_end_of_a_prompt_is_read_many_turns_later"
 SHORT = f"{ENDS}::test_short_turns_leave_the_end_of_the_prompt"
 ANOTHER = f"{ENDS}::test_another_text_of_the_same_length_has_no_state"
+WINDOWS = f"{ENDS}::test_windows_go_on_from_there_once_a_prompt_has_parted"
+REASONS = f"{ENDS}::test_a_template_with_reasoning_is_expected_to_drop_it"
 STUCK = f"{ENDS}::test_a_server_without_checkpoints_is_not_asked_for_long"
 STAYS = f"{ENDS}::test_what_stays_until_a_conversation_parts"
 FORKS = f"{OF_MEMORY}::test_forks_and_rewinds_go_on_from_what_is_stored"
@@ -139,7 +141,7 @@ LLAMA: tuple[Mutant, ...] = (
         "num_common(self.ids, ids)",
         f"{OF_MEMORY}::test_namespaces_share_nothing",
     ),
-    one("a state that is never read", KEEPING, "self._due_at(slot, slot.unkept) <= now", "False", KILLED),
+    one("a state that is never read", KEEPING, "if at <= now:", "if False:", KILLED),
     one(
         "a record before the blocks of its turn",
         KEEPING,
@@ -233,10 +235,46 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "a slot that computes its prompt again to go back",
         STATES,
-        "cached_tokens < len(ids) - 1",
+        "cached_tokens < len(ids) - FEW",
         "cached_tokens < 0",
         STUCK,
     ),
+    one(
+        "windows at the end of a prompt released before they are filled",
+        KEEPING,
+        "table.end_parts([at for at in back if at <= end])",
+        "table.end_parts()",
+        WINDOWS,
+    ),
+    one(
+        "windows at the end of a prompt freed on disk",
+        MEMORY,
+        "sequence.resume_points |= staying.points",
+        "pass",
+        WINDOWS,
+    ),
+    one(
+        "the end of a prompt on disk not looked for after whole blocks",
+        "engine/blocks/prefix_cache.py",
+        "found = on_disk if nearest is None else",
+        "found = on_disk if nearest is None or on_disk else",
+        WINDOWS,
+    ),
+    one(
+        "reasoning that a template has and no prompt is expected to leave out",
+        "text/replies/format.py",
+        "return self.thinking is not None or isinstance(self.tools, ChannelForm)",
+        "return False",
+        REASONS,
+    ),
+    one(
+        "a slot that was restored believed to have the rows before",
+        SLOTS,
+        "        if self.spare is None:\n            return num_tokens\n",
+        "        if self.spare != 0:\n            return num_tokens\n",
+        f"{ENDS}::test_the_slot_that_went_back_is_not_the_one_that_goes_on",
+    ),
+    one("the end of a prompt kept where no window ends", PARTINGS, "back <= self._least", "back <= 0", STAYS),
     one("the state at the end of a prompt left in its file", KEEPING, "back=read.back)", "back=None)", SHORT),
     one("the end of a later turn in the place of the prompt's", KEEPING, "(own and end not in staying)", "own", SHORT),
     one("a reply begun anew without the state before it", POINTS, " in wanted:", " < 0:", LATER),

@@ -48,8 +48,8 @@ WINDOWS: tuple[Mutant, ...] = (
     one(
         "a window released while its table needs it",
         "cache/blocks/table.py",
-        "first = slots.kind.first_held(self.num_tokens, self.pool.block_tokens)",
-        "first = slots.kind.first_held(self.num_tokens + self.pool.block_tokens, self.pool.block_tokens)",
+        "first = slots.kind.first_held(self.num_tokens, size)",
+        "first = slots.kind.first_held(self.num_tokens + size, size)",
         MACHINE,
     ),
     one(

@@ -4,7 +4,8 @@ A row is a digest of all tokens up to its own, and the next token is a digest of
 wrong row in a restored slot makes another reply than `reply` says. Like the original it obeys `id_slot`, keeps what a
 slot has in common with a prompt, needs one row more than a window to reuse any of it, and aborts on a file that is cut.
 
-With a state it has one after its last token and a checkpoint before the end of a prompt, and goes on from these alone.
+Before the end of a prompt it keeps a checkpoint: the state, and the rows that a window sees. With a state it goes on
+from its last token or a checkpoint alone, with a window from there as well where the rows before were used again.
 
     IMITATION_WINDOW    tokens that a window sees, of a model with windows; else it has full attention alone
     IMITATION_STATE     "with rows" or "alone": a model with recurrent layers, the others of which have rows, or none
@@ -46,6 +47,7 @@ WIDTH, LAYERS = 32, 2  # bytes of K and of V of a layer
 FLAGS = os.environ.get("IMITATION_FLAGS", "").encode()
 STATES = (24, 300)  # bytes of the tensors of a state
 CHECKPOINT = 4  # tokens before the end of a prompt
+SPARE = 256  # rows of a window that a slot has room for, in addition to those that are seen
 END = 0.04  # how often a reply ends by itself
 
 
@@ -118,14 +120,15 @@ class Slot:
     full: Cells = field(default_factory=Cells)
     windowed: Cells = field(default_factory=Cells)
     state: bytes = b""
-    checkpoints: dict[int, bytes] = field(default_factory=dict)
+    checkpoints: dict[int, tuple[bytes, dict[int, np.ndarray]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compute(self, tokens: Sequence[int], first: int) -> None:
+    def compute(self, tokens: Sequence[int], first: int, window: int | None = None) -> None:
         """Have rows for all of these tokens, of which it has the first already."""
         if first < len(self.tokens):
-            self.state = self.checkpoints.get(first, b"")
-        self.checkpoints = {at: state for at, state in self.checkpoints.items() if at <= first}
+            self.state, rows = self.checkpoints.get(first, (b"", {}))
+            self.windowed.rows |= rows
+        self.checkpoints = {at: kept for at, kept in self.checkpoints.items() if at <= first}
         self.tokens = list(tokens)
         for cells in (self.full, self.windowed):
             for at in [each for each in cells.rows if each >= first]:
@@ -133,9 +136,15 @@ class Slot:
         before = self.full.rows[first - 1][0, 0].tobytes() if first else b""
         for at in range(first, len(tokens)):
             before, self.state = row(before, tokens[at]), state_after(self.state, tokens[at])
-            if at + 1 == len(tokens) - CHECKPOINT and "IMITATION_STUCK" not in os.environ:
-                self.checkpoints[at + 1] = self.state
             self.full.rows[at] = self.windowed.rows[at] = rows_of(before)
+            if at + 1 == len(tokens) - CHECKPOINT and "IMITATION_STUCK" not in os.environ:
+                self.checkpoints[at + 1] = self.state, self._seen_at(at + 1, window)
+        if window is not None:
+            self.windowed.rows = self._seen_at(len(tokens), window + SPARE)
+
+    def _seen_at(self, end: int, window: int | None) -> dict[int, np.ndarray]:
+        """The last rows of a window before a token."""
+        return {at: row for at, row in self.windowed.rows.items() if window and end - window <= at < end}
 
     def reusable(self, prompt: Sequence[int], model: Model) -> int:
         """How many tokens of a prompt need not be computed."""
@@ -145,9 +154,9 @@ class Slot:
         if model.state is not None and num < len(self.tokens):
             return max((at for at in self.checkpoints if at <= num), default=0)
         window = model.window
-        if window is None:
+        if window is None or (num > window and min(self.windowed.rows) < num - window):
             return num
-        return num if num > window and min(self.windowed.rows) < num - window else 0
+        return max((at for at in self.checkpoints if window < at <= num), default=0)
 
 
 def written(slot: Slot, number: int, num_slots: int, model: Model) -> bytes:
@@ -271,7 +280,7 @@ class Server:
         prompt, slot = body["prompt"], self.slots[max(0, body.get("id_slot", 0))]
         with slot.lock:
             cached = slot.reusable(prompt, self.model) if body.get("cache_prompt", True) else 0
-            slot.compute(prompt, cached)
+            slot.compute(prompt, cached, self.model.window)
             if log := os.environ.get("IMITATION_LOG"):
                 name = log if body["n_predict"] else f"{log}.back"
                 with open(name, "a") as file:
@@ -289,7 +298,7 @@ class Server:
                     stopped = "eos"
                     break
                 if drawn < body["n_predict"]:
-                    slot.compute([*slot.tokens, token], len(slot.tokens))
+                    slot.compute([*slot.tokens, token], len(slot.tokens), self.model.window)
             timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
             last = {"stop": True, "stop_type": stopped, "tokens_predicted": drawn, "timings": timings}
             send({"content": "", "tokens": [], **last})

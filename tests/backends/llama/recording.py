@@ -174,7 +174,7 @@ def reply(front: Served, name: str) -> dict[str, Any]:
     return {"choices": choices, "usage": answer.json["usage"], "ids": [each["completion_ids"] for each in reports]}
 
 
-def write_model(folder: Path, **more: int) -> Path:
+def write_model(folder: Path, **more: int | str) -> Path:
     """The bundled model as a GGUF file, with more words in its header."""
     path = folder / "pocket.gguf"
     metadata, tensors = contents(pocket.model_dir(), path.stem, "f16")

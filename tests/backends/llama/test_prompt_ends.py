@@ -17,7 +17,9 @@ from rekindle_backends.llama import keeping
 from rekindle_backends.llama.partings import MOST_USELESS, Partings
 from tests.backends.llama import imitation
 from tests.backends.llama.reasoning import Reasoned
+from tests.backends.llama.recording import write_model
 from tests.backends.llama.test_slot_memory import Talk, front, server_of, until_answers
+from tests.text.families import HERMES
 
 pytestmark = pytest.mark.usefixtures("program")
 FEW = 3 + 1  # tokens between a prompt's end and the state before it, and the last one of a reply
@@ -80,6 +82,76 @@ def test_a_prompt_goes_on_from_the_end_of_the_one_before_the_reasoning(
             for name in "ab":
                 computed, new = agents.ask(engine, name, kind)
                 assert computed <= new + FEW, f"{name}, {kind}, from disk"
+        engine.check()
+
+
+def test_windows_go_on_from_there_once_a_prompt_has_parted(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More agents than slots, and replies longer than a window: the first prompts that part are computed again."""
+    monkeypatch.setenv("IMITATION_WINDOW", str(imitation.WINDOW))
+    monkeypatch.setenv("IMITATION_ENDS", "0")
+    agents = Agents(gguf, tmp_path / "log", "ab", most=imitation.WINDOW + 70)
+    back = tmp_path / "log.back"
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        for name in "ab":
+            agents.ask(engine, name, "message", 200)
+        assert not back.exists()
+        for name in "ab":
+            computed, new = agents.ask(engine, name, "message")
+            assert computed >= 200 + new, "of windows nothing is kept before it was of use"
+        for kind in ("message", "result", "result", "message", "message"):
+            for name in "ab":
+                computed, new = agents.ask(engine, name, kind)
+                assert computed <= new + FEW, f"{name}, {kind}"
+        assert engine.flush()
+        server_of().send_signal(signal.SIGKILL)
+        time.sleep(0.2)
+        until_answers(engine)
+        for kind in ("message", "result", "result"):
+            for name in "ab":
+                computed, new = agents.ask(engine, name, kind)
+                assert computed <= new + FEW, f"{name}, {kind}, after a kill"
+        assert engine.flush()
+        engine.check()
+        shutil.copytree(tmp_path / "store", tmp_path / "crashed")  # as a kill leaves it
+    with front(gguf, tmp_path / "crashed", slots=1) as engine:
+        for kind in ("message", "result"):
+            for name in "ab":
+                computed, new = agents.ask(engine, name, kind)
+                assert computed <= new + FEW, f"{name}, {kind}, from disk"
+        engine.check()
+
+
+def test_a_template_with_reasoning_is_expected_to_drop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the end of the first prompt is kept, if it is longer than a window."""
+    monkeypatch.setenv("IMITATION_WINDOW", str(imitation.WINDOW))
+    monkeypatch.setenv("IMITATION_ENDS", "0")
+    window, template = {"llama.attention.sliding_window": imitation.WINDOW}, {"tokenizer.chat_template": HERMES}
+    gguf = write_model(tmp_path, **window, **template)
+    agents = Agents(gguf, tmp_path / "log", "ab", most=imitation.WINDOW)
+    with front(gguf, "off", slots=1) as engine:
+        for name, count in (("b", imitation.WINDOW), ("a", imitation.WINDOW + 5)):
+            agents.ask(engine, name, "message", count)
+            assert engine.flush()
+        assert len((tmp_path / "log.back").read_text().splitlines()) == 1
+        agents.ask(engine, "b", "message")
+        computed, new = agents.ask(engine, "a", "message")
+        assert computed <= new + FEW
+        engine.check()
+
+
+def test_the_slot_that_went_back_is_not_the_one_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one was restored, so it has no checkpoint, and the rows where a prompt parts were used again."""
+    monkeypatch.setenv("IMITATION_WINDOW", str(imitation.WINDOW))
+    monkeypatch.setenv("IMITATION_ENDS", "0")
+    window, template = {"llama.attention.sliding_window": imitation.WINDOW}, {"tokenizer.chat_template": HERMES}
+    agents = Agents(write_model(tmp_path, **window, **template), tmp_path / "log", "a")
+    with front(tmp_path / "pocket.gguf", "off", slots=2) as engine:
+        for kind, count in (("message", 700), ("result", 100), ("result", 100), ("message", 100)):
+            computed, new = agents.ask(engine, "a", kind, count)
+            assert computed <= new + FEW, kind
+            assert engine.flush()
         engine.check()
 
 
@@ -162,7 +234,7 @@ def test_a_server_without_checkpoints_is_not_asked_for_long(
 
 
 def test_what_stays_until_a_conversation_parts() -> None:
-    partings, ids = Partings(), np.arange(1000, dtype=np.uint32)
+    partings, ids = Partings(is_expected=True), np.arange(1000, dtype=np.uint32)
     other = np.concatenate([ids[:398], ids[500:]])
 
     def note(agent: str, ids: np.ndarray, num_prompt: int, *points: int) -> tuple[int | None, set[int]]:
@@ -187,5 +259,8 @@ def test_what_stays_until_a_conversation_parts() -> None:
     assert note("c", other[:450], 400) == (None, set())
     assert note("c", ids[:600], 500) == (497, {497})
     assert note("d", ids[:450], 400) == (397, {397})
+    least = Partings(is_expected=True, least=397)
+    assert least.note(("", "a"), ids[:450], 400, ()).back is None, "no window ends there"
+    assert least.note(("", "b"), ids[:450], 401, ()).back == 398
     partings.forget(("", "d"))
     assert note("d", ids[:600], 550) == (547, {547})

@@ -195,6 +195,7 @@ class _KeptSlots:
             cache=parts.cache,
             states=states,
             num_slots=num_slots,
+            has_reasoning=parts.renderer.form.has_reasoning,
             generation=self.num_starts,
             wake=parts.loop.wake,
             clock=time.perf_counter,

@@ -177,12 +177,20 @@ class BlockTable:
                 published.append(Published(block, BlockIdentity(block_hash, parent, root, part.copy())))
         return published
 
-    def end_parts(self) -> None:
-        """Release the parts that no token from the end on needs; what resume points need was marked before."""
+    def end_parts(self, points: Collection[int] = ()) -> None:
+        """Release the parts that no token from the end on needs; what resume points need was marked before.
+
+        Those that a token after one of these `points` needs stay held until this is called again.
+        """
+        size = self.pool.block_tokens
         for slots, held in zip(self.pool.windows, self._held, strict=True):
-            first = slots.kind.first_held(self.num_tokens, self.pool.block_tokens)
-            while held and held[0] < first:
-                slots.release(self.blocks[held.popleft()])
+            first = slots.kind.first_held(self.num_tokens, size)
+            needed = {index for at in points for index in range(slots.kind.first_held(at, size), -(-at // size))}
+            ended = [held.popleft() for _ in range(sum(index < first for index in held))]
+            for index in ended:
+                if index not in needed:
+                    slots.release(self.blocks[index])
+            held.extendleft(index for index in reversed(ended) if index in needed)
 
     def seal(self, ids: Ids, root: BlockHash) -> Published | None:
         """Publish the tail at the end of a turn, release reserved blocks, and return the tail.

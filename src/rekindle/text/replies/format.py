@@ -102,6 +102,11 @@ class ReplyFormat:
         return self.tools.opening(name) if self.tools else None
 
     @property
+    def has_reasoning(self) -> bool:
+        """Whether replies may have reasoning, leading or in a channel."""
+        return self.thinking is not None or isinstance(self.tools, ChannelForm)
+
+    @property
     def leading_reasoning(self) -> ThinkingFormat | None:
         """The format of reasoning that begins a reply; None if there is none, or if it has a channel."""
         return None if isinstance(self.tools, ChannelForm) else self.thinking

@@ -12,7 +12,7 @@ kept. Called on the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,18 +81,17 @@ class Keeping:
 
     def step(self, now: float) -> None:
         """Begin to read the slots that are due."""
-        for slot in self._slots:
-            if not slot.is_busy and slot.unkept is not None and self._due_at(slot, slot.unkept) <= now:
+        for at, slot in self._due():
+            if at <= now:
                 self.keep(slot)
 
     def seconds_left(self, now: float) -> float | None:
         """In how many seconds the next slot is due; None if none is."""
-        due = [
-            self._due_at(slot, slot.unkept) - now
-            for slot in self._slots
-            if slot.unkept is not None and not slot.is_busy
-        ]
-        return max(0.0, min(due)) if due else None
+        return min((max(0.0, at - now) for at, _ in self._due()), default=None)
+
+    def _due(self) -> list[tuple[float, Slot]]:
+        free = [(slot, slot.unkept) for slot in self._slots if not slot.is_busy]
+        return [(self._due_at(slot, unkept), slot) for slot, unkept in free if unkept is not None]
 
     def _due_at(self, slot: Slot, unkept: Unkept) -> float:
         """When a free slot is read: an agent that comes back sooner than that pays for no reading.
@@ -136,9 +135,7 @@ class Keeping:
         slot.go_back(0 if read.back is None else read.goes_to)
         self._num_stuck = 0 if read.back is not None else self._num_stuck + 1
         if self._num_stuck == MOST_STUCK:
-            logger.error(
-                "slots of this llama-server cannot go back to the end of a prompt: they are not asked any more"
-            )
+            logger.error("slots of this llama-server cannot go back in their text: none is asked to any more")
 
     def _guarded(self, slot: Slot, unkept: Unkept, work: Callable[[], None]) -> Callable[[], None]:
         """Work on a state that was read: a failure costs its KV, and nobody waits for it."""
@@ -159,15 +156,15 @@ class Keeping:
             self.free(slot)
             return
         num_tokens = num_common(read.file.tokens.astype(np.uint32), unkept.ids)
-        points = [] if read.back is None else [len(read.back.tokens)]
-        points += [num_tokens] if has_state(read.file, num_tokens) else []
+        back = [] if read.back is None else [len(read.back.tokens)]
+        points = [*back, num_tokens] if has_state(read.file, num_tokens) else back
         sequence = self._sequence(unkept, num_tokens, points)
         first = sequence.table.num_tokens
         if num_tokens == first and not (first and self._has_windows):
             self._cache.end(sequence, is_remembered=True)  # some may have left the disk since
             self._kept(slot, unkept, first)
             return
-        if not self._carry(sequence, unkept.resume_points):
+        if not self._carry(sequence, unkept.resume_points, back):
             sequence.table.release()
             self._kept(slot, unkept, first)
             return
@@ -179,13 +176,12 @@ class Keeping:
             self._not_filled(slot, unkept, sequence.table, error)
 
     def _sequence(self, unkept: Unkept, num_tokens: int, points: list[int]) -> Sequence:
-        """A sequence of the first tokens of a turn, with those of its blocks that are in memory, up to one that lacks
-        the state of a file: there are files of the states at these `points`."""
+        """A sequence of the first tokens of a turn, with those of its blocks that are in memory, up to one that may
+        lack what a file has: there are files of the states at these `points`."""
         ids, pool = unkept.ids[:num_tokens], self._cache.pool
         sequence = Sequence(unkept.root, ids, self._cache.new_table(), "continuation", "prefill")
-        sequence.resume_points |= {at for at in unkept.resume_points if at <= num_tokens}
-        if self._points:
-            sequence.resume_points = {*points}
+        staying = () if self._points else (num_tokens, *(at for at in unkept.resume_points if at <= num_tokens))
+        sequence.resume_points = {*points, *staying}
         sequence.saves, sequence.hot_tokens = unkept.saves, min(unkept.num_reused, num_tokens)
         known = pool.try_reuse_prefix(unkept.root, ids)
         for index in sorted((at - 1) // pool.block_tokens for at in points):
@@ -225,8 +221,9 @@ class Keeping:
                 given.append((slots, block))
         return given
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Reserve blocks for a sequence, with their parts of windows for the end alone; what they held is wiped.
+    def _has_room(self, sequence: Sequence, back: Collection[int]) -> bool:
+        """Reserve blocks for a sequence, with their parts of windows for the end and for what a slot goes `back` to;
+        what they held is wiped.
 
         Where there is no room nothing is evicted, but for parts of windows.
         """
@@ -235,12 +232,17 @@ class Keeping:
         has_blocks = -(-sequence.num_prompt // pool.block_tokens) - num_before <= pool.num_free + pool.num_cached
         while table.num_tokens < sequence.num_prompt:
             end = min(sequence.num_prompt, table.num_tokens + step)
-            if not has_blocks or not cache.prepare(sequence, end):
+            is_prepared = has_blocks and cache.prepare(sequence, end)
+            if has_blocks and not is_prepared and self._has_windows:
+                table.end_parts()  # the end comes first
+                back, is_prepared = (), cache.prepare(sequence, end)
+            if not is_prepared:
                 logger.warning("hot memory has no room for %d tokens: they are not kept", sequence.num_prompt)
                 return False
             table.num_tokens = end
             if self._has_windows:
-                table.end_parts()
+                table.end_parts([at for at in back if at <= end])
+        cache.ending.mark(table, back)
         for block in table.blocks[num_before:]:
             for slots in pool.windows:
                 if slots.has(block) and not slots.is_held(block):
@@ -248,7 +250,7 @@ class Keeping:
             cache.arena.wipe(block)
         return True
 
-    def _carry(self, sequence: Sequence, staying: Set[int]) -> bool:
+    def _carry(self, sequence: Sequence, staying: Set[int], back: Collection[int]) -> bool:
         """Reserve blocks for a sequence, the first of which gets the state of an earlier turn that is in it, if it has
         none of its own or that one is `staying`; False without room for them.
 
@@ -260,12 +262,12 @@ class Keeping:
         earlier = self._points.earlier(sequence, index, staying) if self._points else None
         end = 0 if earlier is None else self._points.snapshots.end(earlier)
         if earlier is None or own & staying or (own and end not in staying):
-            return self._has_room(sequence)
+            return self._has_room(sequence, back)
         sequence.resume_points = (sequence.resume_points - own) | {end}
         pool.share(earlier)
         (slots,) = pool.windows
         slots.hold(earlier)
-        has_room = self._has_room(sequence)
+        has_room = self._has_room(sequence, back)
         if has_room and slots.has(block := sequence.table.blocks[index]):
             self._points.snapshots.copy(earlier, block)
         slots.release(earlier)

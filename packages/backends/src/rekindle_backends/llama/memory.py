@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Literal
@@ -24,12 +24,13 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.request import Request
 from rekindle.engine.sequence import Ended, Head, Sequence
 from rekindle.errors import Overloaded, RekindleError
+from rekindle.parts import WindowPart
 from rekindle.store.commands import StoreCommand
 from rekindle_backends.client import RETRY_S, Backend
 from rekindle_backends.llama.keeping import Keeping
-from rekindle_backends.llama.partings import Partings, Staying
+from rekindle_backends.llama.partings import NOTHING_STAYS, Partings, Staying
 from rekindle_backends.llama.points import MOST_KEPT, Points
-from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of
+from rekindle_backends.llama.slots import SPARE_TOKENS, Slot, Slots, Unkept, heads_of
 from rekindle_backends.llama.states import States
 from rekindle_backends.llama.transfer import resumable
 from rekindle_backends.memory import Place
@@ -52,7 +53,10 @@ class _Running:
 
 
 class SlotMemory:
-    """The memory of one llama-server with `num_slots` slots. `generation` counts its starts: each empties all slots."""
+    """The memory of one llama-server with `num_slots` slots. `generation` counts its starts: each empties all slots.
+
+    If its model's replies may have reasoning, prompts are expected to leave it out later.
+    """
 
     def __init__(
         self,
@@ -61,12 +65,12 @@ class SlotMemory:
         cache: PrefixCache,
         states: States,
         num_slots: int,
+        has_reasoning: bool,
         generation: Callable[[], int],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._points = Points(cache)
-        self.slots = Slots(num_slots, () if self._points else None)
         self.restores = True  # False once this server was found to do nothing with what it restores
         self._backend = backend
         self._cache = cache
@@ -78,7 +82,10 @@ class SlotMemory:
         self._running: dict[int, _Running] = {}  # by the number of the request
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._num_useless = 0
-        self._partings = Partings()
+        spare = 0 if self._points else SPARE_TOKENS if cache.arena.layout.ending else None
+        self.slots = Slots(num_slots, spare)
+        windows = [kind.window for kind in cache.arena.layout.ending.values() if isinstance(kind, WindowPart)]
+        self._partings = Partings(is_expected=has_reasoning or bool(self._points), least=max(windows, default=0))
         self.keeping = Keeping(
             backend=backend,
             cache=cache,
@@ -139,8 +146,7 @@ class SlotMemory:
                 table, size = self._cache.new_table(), pool.block_tokens
                 pool.release_all(blocks[-(-num_tokens // size) :])
                 table.append_shared(blocks[: -(-num_tokens // size)], num_tokens)
-                loaded = [index for index, block in enumerate(table.blocks) if pool.name(block) in sequence.loaded]
-                sequence.warm_tokens = sum(min(num_tokens - index * size, size) for index in loaded)
+                sequence.note_reused(num_tokens, map(pool.name, table.blocks))
                 sequence.note_resumed(num_tokens, num_matched=max(num_tokens, point.num_tokens))
                 return self._put_back(request, slot, table)
             pool.release_all(blocks)
@@ -174,6 +180,7 @@ class SlotMemory:
         running = _Running(slot, self._generation, table.num_tokens, table)
         self._take(request, running)
         slot.forget()
+        slot.floor = table.num_tokens
         self.keeping.held.add(table)
         prepare = partial(self._restore, running, table, request.sequence.ids[: table.num_tokens].copy())
         return Place({"id_slot": slot.number, "cache_prompt": True}, prepare)
@@ -228,18 +235,22 @@ class SlotMemory:
                 running.slot.forget()
             return Ended(sequence.ids[:0].copy(), (), Head(sequence.root, 0))
         ids = sequence.ids[:num_computed].copy()
-        staying = self._staying(request, ids) if self._points else None
+        staying = self._staying(request, ids) if self.keeping.keeps_tails else NOTHING_STAYS
         hashes, last = heads_of(sequence.root, ids, sequence.block_tokens)
         if running.generation == self._count():
             slot, before = running.slot, running.slot.unkept
-            slot.ids, slot.root, slot.owner = ids, sequence.root, (request.namespace, request.agent)
-            slot.note_points(sequence.num_prompt, sequence.reused_tokens)
-            points = frozenset(at for at in sequence.resume_points if at <= len(ids))
+            slot.root, slot.owner = sequence.root, (request.namespace, request.agent)
+            slot.note(ids, sequence.num_prompt, sequence.reused_tokens)
             slot.unkept = Unkept(
-                sequence.root, ids, points, self._clock(), {*hashes, last}, sequence.saves, sequence.reused_tokens
+                root=sequence.root,
+                ids=ids,
+                resume_points=staying.points,
+                since=self._clock(),
+                heads={*hashes, last},
+                saves=sequence.saves,
+                num_reused=sequence.reused_tokens,
+                back=staying.back,
             )
-            if staying is not None:
-                slot.unkept.resume_points, slot.unkept.back = staying.points, staying.back
             if before is not None:
                 slot.unkept.saves = "all" if before.saves == "all" else sequence.saves
                 slot.unkept.since, slot.unkept.urgent = before.since, before.urgent
@@ -250,8 +261,13 @@ class SlotMemory:
         return Ended(ids, hashes, Head(hashes[-1] if hashes else sequence.root, len(hashes) * sequence.block_tokens))
 
     def _staying(self, request: Request, ids: np.ndarray) -> Staying:
-        """Note a turn's ids; what is to stay of it, in addition to which the last points before its end are kept."""
+        """Note a turn's ids; what is to stay of it. In addition the last points before its end are kept, and those of
+        windows at which others may part from it."""
         sequence, owner = request.sequence, (request.namespace, request.agent)
+        if not self._points:
+            staying = self._partings.note(owner, ids, sequence.num_prompt, ())
+            sequence.resume_points |= staying.points
+            return replace(staying, points=frozenset(at for at in sequence.resume_points if at <= len(ids)))
         found = [each.num_tokens for each in islice(self._points.before(sequence, len(ids)), MOST_KEPT + 2)]
         staying = self._partings.note(owner, ids, sequence.num_prompt, found)
         sequence.resume_points = {*found[:MOST_KEPT], *staying.points}

@@ -36,6 +36,9 @@ class Staying:
     points: frozenset[int]
 
 
+NOTHING_STAYS = Staying(None, frozenset())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Conversation:
     """The ids (uint32) of the last turn, and the prompt's length of the first one that it extends."""
@@ -47,11 +50,16 @@ class _Conversation:
 
 
 class Partings:
-    """The last conversations of agents by (namespace, agent), as far as they were computed by this process."""
+    """The last conversations of agents by (namespace, agent), as far as they were computed by this process.
 
-    def __init__(self) -> None:
+    If it `is_expected` that they part, beginnings are kept until that was of no use; otherwise once it was seen. Of no
+    more than the `least` tokens none is.
+    """
+
+    def __init__(self, *, is_expected: bool, least: int = 0) -> None:
         self._agents: OrderedDict[tuple[str, str], list[_Conversation]] = OrderedDict()
-        self._num_useless = 0
+        self._num_useless = 0 if is_expected else MOST_USELESS
+        self._least = least
 
     def note(self, owner: tuple[str, str], ids: np.ndarray, num_prompt: int, points: Sequence[int]) -> Staying:
         """Note the `ids` of an agent's turn, of which `num_prompt` are its prompt, and return what is to stay of it.
@@ -81,7 +89,7 @@ class Partings:
     def _begun(self, num_prompt: int, points: Sequence[int], *, has_parted: bool) -> Staying:
         """What stays of a turn that extends none; one that `has_parted` went on from the state that is kept."""
         back = num_prompt - BACK_TOKENS
-        if back <= 0 or (self._num_useless >= MOST_USELESS and not has_parted):
+        if back <= self._least or (self._num_useless >= MOST_USELESS and not has_parted):
             return Staying(None, frozenset(points))
         return Staying(back, frozenset({*points, back}))
 

@@ -20,6 +20,9 @@ from rekindle.store.commands import StoreCommand
 NOTHING = np.zeros(0, dtype=np.uint32)
 LEAST_GAIN = 64  # tokens that reading must save over what a slot has
 CHECKPOINT_TOKENS = 4  # before the end of a prompt llama-server keeps a state (server-context.cpp, checkpoint_offsets)
+SPARE_TOKENS = (
+    256  # of a window a slot has room for those that are seen and a batch (llama-kv-cache-iswa.cpp, size_swa)
+)
 BACK_TOKENS = CHECKPOINT_TOKENS - 1  # before it a slot can go back to: one token after that state, as one is computed
 
 
@@ -28,8 +31,8 @@ class Unkept:
     """Ended turns whose KV only a slot has: `ids` (uint32) of the last, which continues the others.
 
     Of them `saves` go to disk, of which `num_reused` tokens had been computed before. `commands` wait until the store
-    has their blocks. It is `urgent` if somebody waits for that. With recurrent layers `resume_points` are those that
-    stay (see `partings`), and the state after `back` tokens is read, too, by a slot that goes back to there.
+    has their blocks. It is `urgent` if somebody waits for that. `resume_points` are those that stay (see `partings`),
+    and the state after `back` tokens is read, too, by a slot that goes back to there.
     """
 
     root: BlockHash
@@ -52,11 +55,14 @@ class Unkept:
 class Slot:
     """One slot: the ids (uint32) of the tokens it has, of which namespace's `root`; for whom it last computed.
 
-    `points`: after how many of them it can go on; None: after any number.
+    It goes on after any of them (`spare` None), or after some of the last: as many as that, and none before the `floor`
+    from which it was computed without a break. Before these, after its `checkpoints`.
     """
 
     number: int
-    points: tuple[int, ...] | None = None
+    spare: int | None = None
+    floor: int = 0
+    checkpoints: tuple[int, ...] = ()
     ids: np.ndarray = field(default_factory=lambda: NOTHING)
     root: BlockHash | None = None
     owner: tuple[str, str] | None = None
@@ -68,41 +74,47 @@ class Slot:
     def common(self, root: BlockHash, ids: np.ndarray) -> int:
         """After how many leading tokens of a prompt's ids it can go on; none of another namespace's."""
         num_tokens = num_common(self.ids, ids) if root == self.root else 0
-        if self.points is None:
+        if self.spare is None:
             return num_tokens
-        return max((at for at in self.points if at <= num_tokens and at < len(ids)), default=0)
+        num_tokens = min(num_tokens, len(ids) - 1)
+        if num_tokens >= self._first(self.spare):
+            return num_tokens
+        return max((at for at in self.checkpoints if at <= num_tokens), default=0)
 
-    def note_points(self, num_prompt: int, num_reused: int) -> None:
-        """Note where it can go on after a prompt, of which so much was reused, and a reply: at its end, and where
-        llama-server keeps a checkpoint."""
-        if self.points is None:
-            return
-        points = {at for at in self.points[:-1] if at <= num_reused}
+    def _first(self, spare: int) -> int:
+        """After how many tokens it goes on without a checkpoint, at least."""
+        return max(self.floor, len(self.ids) - spare)
+
+    def note(self, ids: np.ndarray, num_prompt: int, num_reused: int) -> None:
+        """Note the ids that it has after a prompt, of which so much was reused, and a reply, and its checkpoints."""
+        if num_reused < self._first(self.spare or 0):
+            self.floor = num_reused
+        self.ids = ids
+        points = {at for at in self.checkpoints if at <= num_reused}
         if num_prompt - CHECKPOINT_TOKENS > num_reused:
             points.add(num_prompt - CHECKPOINT_TOKENS)
-        self.points = (*sorted(points), len(self.ids))
+        self.checkpoints = tuple(sorted(points))
 
     def can_go_back(self, num_tokens: int) -> bool:
         """Whether llama-server has a checkpoint one token before."""
-        return self.points is not None and num_tokens - 1 in self.points[:-1]
+        return num_tokens - 1 in self.checkpoints
 
     def go_back(self, num_tokens: int) -> None:
         """Note that it has no more than its first tokens."""
-        assert self.points is not None, "it can go on after any token"
-        self.ids = self.ids[:num_tokens]
-        self.points = (*(at for at in self.points if at < num_tokens), num_tokens) if num_tokens else ()
+        self.ids, self.floor = self.ids[:num_tokens], num_tokens
+        self.checkpoints = tuple(at for at in self.checkpoints if at < num_tokens)
 
     def forget(self) -> None:
         """It has nothing that is known."""
         self.ids, self.root, self.owner, self.unkept = NOTHING, None, None, None
-        self.points = None if self.points is None else ()
+        self.floor, self.checkpoints = 0, ()
 
 
 class Slots:
-    """The slots of one server, by their numbers; of a model with recurrent layers they go on at some `points` alone."""
+    """The slots of one server, by their numbers; `spare` as a slot has it."""
 
-    def __init__(self, count: int, points: tuple[int, ...] | None = None) -> None:
-        self._slots = [Slot(number, points) for number in range(count)]
+    def __init__(self, count: int, spare: int | None = None) -> None:
+        self._slots = [Slot(number, spare) for number in range(count)]
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)

@@ -23,13 +23,14 @@ from rekindle_backends.llama.gaps import Gaps
 from rekindle_backends.llama.shapes import FileShape
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.slot_folder import SlotFolder
-from rekindle_backends.llama.transfer import put, take, take_state
+from rekindle_backends.llama.transfer import put, take
 from rekindle_backends.llama.wire import COMPLETION, EventReader, completion_body
 from rekindle_backends.wire import Call
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 NO_GAPS = Gaps(())  # of a stream without a reply
+FEW = 2  # tokens after a checkpoint that a slot computes to go back: with windows, the last one in it, too
 STATE_S = 600.0  # a slot that computes lets a save wait for the end of its reply
 
 
@@ -67,7 +68,7 @@ class States:
     async def go_back(self, slot: int, ids: np.ndarray) -> SlotFile | None:
         """Have a slot go back to the first tokens of its text, whose `ids` these are, and read its state there.
 
-        It computes the last one of them, after a checkpoint. None if that cannot be: a slot without the checkpoint is
+        It computes the last ones of them, after a checkpoint. None if that cannot be: a slot without the checkpoint is
         stopped before it computes them all, and what it has then is not known.
         """
         try:
@@ -81,13 +82,13 @@ class States:
         return file
 
     async def _ask_back(self, slot: int, ids: np.ndarray) -> None:
-        """Have a slot compute the last one of these tokens; BackendFailed if it would be more."""
+        """Have a slot compute the last few of these tokens; BackendFailed if it would be more."""
         left, sendings, errors = asyncio.Event(), list[Sending](), list[RekindleError]()
 
         def emit(arrived: Arrived) -> None:
             if isinstance(arrived, RekindleError):
                 errors.append(arrived)
-            elif arrived is not None and arrived.cached_tokens is not None and arrived.cached_tokens < len(ids) - 1:
+            elif arrived is not None and arrived.cached_tokens is not None and arrived.cached_tokens < len(ids) - FEW:
                 errors.append(BackendFailed(f"it has a state after {arrived.cached_tokens} of them"))
                 sendings[0].cancel()
 
@@ -102,12 +103,12 @@ class States:
     async def take(
         self, file: SlotFile, blocks: Sequence[int], first: int, end: int, *, back: SlotFile | None = None
     ) -> None:
-        """Copy tokens [first, end) of a file into blocks, which nobody else reads or writes meanwhile; before its state
-        that of one that its slot wrote when it had gone `back`."""
+        """Copy tokens [first, end) of a file into blocks, which nobody else reads or writes meanwhile; before its
+        windows and its state those of one that its slot wrote when it had gone `back`."""
 
         def work() -> None:
             if back is not None:
-                take_state(back, self._arena, blocks)
+                take(back, self._arena, blocks, len(back.tokens), len(back.tokens))
             take(file, self._arena, blocks, first, end)
 
         await self._on_thread(work)

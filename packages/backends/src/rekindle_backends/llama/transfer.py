@@ -59,15 +59,9 @@ def take(file: SlotFile, arena: KVArena, blocks: Sequence[int], first: int, end:
             _take_run(file, index, part, _cells(order[at : at + stop - begin]), range(begin, stop))
     if not file.attention:
         _Part.of(arena, 0, blocks).show(range(first, end))
-    if has_state(file, end):
-        take_state(file, arena, blocks)
-
-
-def take_state(file: SlotFile, arena: KVArena, blocks: Sequence[int]) -> None:
-    """Copy the state of a file into the block of its conversation that it is in, if that has an empty part for it."""
-    states, last = Snapshots(arena), blocks[_last(len(file.tokens))]
-    if states and has_state(file, len(file.tokens)) and states.is_empty(last):
-        states.take(file, last)
+    states = Snapshots(arena)
+    if states and has_state(file, end) and states.is_empty(blocks[_last(end)]):
+        states.take(file, blocks[_last(end)])
 
 
 def has_state(file: SlotFile, num_tokens: int) -> bool:
