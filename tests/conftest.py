@@ -6,9 +6,12 @@ reach neither them nor the processes they start. `HYPOTHESIS_PROFILE=torture` ru
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from tests.killers import has_killers, is_killer
 from tests.needs import needs_of
 from tests.programs import missing
+from tests.proofs import FOLDER
 
 TORTURE = 40  # times as many examples of a machine, each twice as long
 QUICK = 5  # so many times fewer of them with --quick
@@ -46,6 +50,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # operation, so each worker computes with one thread, as do the servers it starts.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# Proofs are shared: workers have the variable from the process that starts them, which takes the folder away again.
+if FOLDER not in os.environ:
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="rekindle-proofs-")
+    atexit.register(shutil.rmtree, os.environ[FOLDER], ignore_errors=True)
 
 
 def tortured(usual: settings) -> settings:

@@ -1,5 +1,7 @@
 """Processes of their own for tests, forked where the imports of a server are done already: once for all tests.
 
+A server that is forked has the proofs of its model that earlier tests made: see tests/proofs.py.
+
 Whoever sets what is imported first has set it for every later test of the same worker, so it is set here alone.
 """
 
@@ -13,10 +15,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import BinaryIO
 
 from rekindle.cli import main
 from rekindle.harness.client import ServerProcess
+from tests.proofs import keep, lend
 
 IMPORTED = [
     "rekindle.cli.commands",
@@ -69,7 +73,15 @@ def _command(arguments: Sequence[str], log: str, environment: Mapping[str, str])
     for descriptor in (1, 2):
         os.dup2(sink, descriptor)
     sys.argv = ["rekindle", *arguments]
-    main()
+    store = arguments[arguments.index("--store") + 1]
+    if store == "off":
+        main()
+        return
+    lend(Path(store))
+    try:
+        main()
+    finally:
+        keep(Path(store))
 
 
 # Without the seconds of imports that a process of its own takes. tests/server/test_process.py starts such a one.
