@@ -18,7 +18,8 @@ from rekindle.cli.console import show_ago
 from rekindle.cli.settings import FLAG_GROUPS, help_of
 from rekindle.config import GONE, SETTINGS, ServerSettings, Settings, parse_duration, show_bytes
 from rekindle.errors import ConfigError
-from rekindle.harness.client import ServerProcess, variables
+from rekindle.harness.client import variables
+from tests.forks import ForkedServer
 from tests.given import UNSET
 
 FIXED = (
@@ -176,7 +177,7 @@ def test_variables_of_the_caller_stay_outside(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("REKINDLE_KV", "no such format")
     flags = ["--store", str(tmp_path), "--hot-bytes", "32MiB", "--model", "pocket", "--threads", "1"]
     own = ServerSettings(port=0, api_key="ours", served_model_name="me")
-    with ServerProcess(flags, log=tmp_path / "log", server=own) as server:
+    with ForkedServer(flags, log=tmp_path / "log", server=own) as server:
         client = server.wait_ready()
         assert client.json("GET", "/v1/models")["data"][0]["id"] == "me"
         deadline = time.monotonic() + 60

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rekindle.harness.client import ServerProcess
+from tests.forks import ForkedServer
 
 KEYS = {"left": "key-of-the-left", "right": "key-of-the-right"}
 ADMIN = "key-of-the-admin"
@@ -122,7 +122,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         "request_timeout_s": "20",
         "debug": "1",  # the engine checks itself whenever it is idle
     }
-    with ServerProcess(flags, log=log, variables=variables) as server:
+    with ForkedServer(flags, log=log, variables=variables) as server:
         server.wait_ready()
         found = Target(server.port, psutil.Process(server.pid), store)
         yield found

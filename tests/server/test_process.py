@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rekindle.harness.client import ServerProcess
+from tests.forks import ForkedServer
 
 SAID = [{"role": "user", "content": "Remember that the copper key is in the attic. " * 8}]
 
@@ -25,7 +26,7 @@ def test_sigterm_stops_and_saves(tmp_path: Path) -> None:
         ": miss, reused 0 ",
     ):
         assert wanted in banner
-    with ServerProcess(flags, log=log) as server:
+    with ForkedServer(flags, log=log) as server:
         again = server.wait_ready().chat(SAID, agent="ada", max_tokens=4)
         assert server.stop() == 0
     assert again.report["outcome"] == "exact"
