@@ -197,8 +197,8 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tmp_path: Path, opened: Open, se
 
 
 def test_it_is_readable_at_400_pixels_and_nothing_jumps(site: Site, opened: Open) -> None:
-    for width in (400, 768, 1024, 1280, 1600):
-        page = opened(site.url, width=width)
+    pages = {width: opened(site.url, width=width) for width in (400, 768, 1024, 1280, 1600)}
+    for width, page in pages.items():  # all are open, so they wait for their next figures together
         with page.expect_response("**/overview"):
             pass
         too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

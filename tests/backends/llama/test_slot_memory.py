@@ -214,9 +214,10 @@ def test_a_purge_empties_slots_and_disk(gguf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_turns_survive_kills_of_either_process(gguf: Path, tmp_path: Path) -> None:
+def test_turns_survive_kills_of_either_process(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random turns of more agents than slots that go on, are cut back, forked and purged, with kills of the server and
     restarts of the front between them."""
+    monkeypatch.setattr("rekindle.harness.own_server.STEADY_S", 0.0)  # each kill is the first: a pause of one second
     talk, rounds = Talk(gguf, tmp_path / "log"), random.Random(11)
     agents = [f"agent-{number}" for number in range(6)]
     for _ in range(3):
