@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import os
+import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# Folders of tests are in memory where there is plenty: stores sync thousands of times, each time 5 ms on a disk.
+NUMBERS = itertools.count()
+MEMORY, PLENTY = Path("/dev/shm"), 8 << 30
+if "PYTEST_DEBUG_TEMPROOT" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= PLENTY:
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
+
 # Proofs are shared: workers have the variable from the process that starts them, which takes the folder away again.
 if FOLDER not in os.environ:
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="rekindle-proofs-")
@@ -71,6 +80,21 @@ def tortured(usual: settings) -> settings:
 def hastened(usual: settings) -> settings:
     """A machine's own settings with fewer examples."""
     return settings(usual, max_examples=max(usual.max_examples // QUICK, 5))
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for one test, gone after it unless it failed.
+
+    No other test has its name, so that nothing which is cached by a path is of another test.
+    """
+    failed = request.session.testsfailed
+    path = tmp_path_factory.mktemp(
+        f"{next(NUMBERS)}-{re.sub(r'[^a-zA-Z0-9]', '_', request.node.name)[:30]}", numbered=False
+    )
+    yield path
+    if request.session.testsfailed == failed:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
