@@ -68,6 +68,14 @@ def test_a_stream(pair: Pair) -> None:
     assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "stop"
 
 
+def test_progress_that_the_backend_does_not_know_is_named(pair: Pair) -> None:
+    body = {"messages": user("talk now"), "temperature": 0, "stream": True, "return_progress": True}
+    answer = pair.front.send("POST", "/v1/chat/completions", body)
+    chunks = [json.loads(line[6:]) for line in answer.body.decode().split("\n\n") if line.startswith("data: {")]
+    assert chunks[-1]["rekindle"]["ignored"] == ["return_progress"]
+    assert not any("prompt_progress" in chunk for chunk in chunks)
+
+
 @pytest.mark.parametrize("kind", ["text", "ids"])
 def test_completions(pair: Pair, kind: str) -> None:
     prompt: Any = "<|im_start|><|talk|>"

@@ -32,6 +32,7 @@ from tests.backends.test_memory import asked, text_of
 from tests.backends.test_own_vllm import until
 from tests.server.conftest import Served
 from tests.server.scripted import serving
+from tests.server.test_prompt_progress import LONG, chatted, progress_of
 from tests.sessions.http.test_coordination_doc import answers_as_the_page_says
 from tools.real_models import REAL_MODELS
 
@@ -120,6 +121,14 @@ def test_a_turn_continues_the_last_one(front: Served) -> None:
     stored = [*first["rekindle"]["prompt_ids"], *first["rekindle"]["completion_ids"]]
     assert said["prompt_ids"][: len(stored)] == stored and said["outcome"] == "extend"
     assert said["reused_tokens"] >= len(stored) - 1
+
+
+def test_how_far_a_prompt_is_comes_from_the_backend(front: Served) -> None:
+    cold = chatted(front, LONG, "far")
+    found, report = progress_of(cold), cold[-1].model_extra["rekindle"]
+    assert found[0]["total"] == report["prompt_tokens"] and found[0]["cache"] == report["reused_tokens"]
+    warm = chatted(front, LONG + "What hums?", "far")
+    assert progress_of(warm)[0]["cache"] == warm[-1].model_extra["rekindle"]["reused_tokens"] > 100
 
 
 def test_agents_of_a_conversation_share_a_slot(front: Served) -> None:

@@ -51,7 +51,7 @@ class Stream:
                 self.generation.put(RequestFailed("the disk is gone"))
 
         scope = {"type": "http", "method": "POST", "path": "/api/chat", "headers": []}
-        self.generation.progress = Progress("extend", "own", 1000, 600, 100, 0, 2.5)
+        self.generation.put(Progress("extend", "own", 1000, 600, 100, 0, 2.5))
         await (await answer.stream(Request(scope, receive)))(scope, receive, send)
 
 

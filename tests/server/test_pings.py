@@ -77,7 +77,7 @@ def test_the_head_goes_out_before_the_prompt_is_computed_and_comments_say_how_fa
     stream = Stream()
 
     def begin() -> None:
-        stream.generation.progress = PROGRESS
+        stream.generation.put(PROGRESS)
 
     def speak() -> None:
         stream.generation.put(Delta("Hi.", (1, 2), "stop", report(1000, 600, 0, 1.0)))
@@ -100,7 +100,7 @@ def test_the_head_goes_out_before_the_prompt_is_computed_and_comments_say_how_fa
 
 def test_a_head_that_waited_for_the_prompt_to_begin_says_what_is_reused() -> None:
     stream = Stream()
-    stream.generation.progress = PROGRESS
+    stream.generation.put(PROGRESS)
 
     async def go() -> Response:
         response = await stream.answer()

@@ -10,6 +10,7 @@ from tools.defects.drawing import DRAWN
 from tools.defects.fleets import FLEET
 from tools.defects.front import FRONTS
 from tools.defects.gate import GATE
+from tools.defects.hints import HINTS
 from tools.defects.host import HOSTS
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
@@ -47,6 +48,7 @@ MUTANTS = (
     *QUANTISED,
     *CLIENTS,
     *STRICT_CALLS,
+    *HINTS,
     *SCORED,
     *OLLAMA,
     *FLEET,

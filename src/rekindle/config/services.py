@@ -87,6 +87,11 @@ class BackendSettings:
         return self.address == "llama.cpp" or self.slots is not None
 
     @property
+    def says_progress(self) -> bool:
+        """Whether it is known how far a prompt is while it is computed: of vLLM and others only when it is done."""
+        return self.address is None or self.kind == "llama.cpp"
+
+    @property
     def kind(self) -> BackendKind:
         """What kind of server it is; only with an address."""
         assert self.address is not None, "there is no backend"

@@ -12,20 +12,25 @@ import itertools
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar
 
 from rekindle.engine.types import ChatResult, Delta, Progress, Report
 from rekindle.errors import RequestFailed
 from rekindle.model.logprobs import TokenLogprob
 
 _ids = itertools.count(1)
+Piece = Delta | Progress
+Kind = TypeVar("Kind", bound=Piece)
 
 
 class Generation:
-    """A reply as it is generated. Iterate once; `result()` drains what is left and returns the whole.
+    """A reply as it is generated. Iterate once, over deltas or also over the `steps` of its prompt; `result()` drains
+    what is left and returns the whole.
 
-    `progress` is set by the engine while the prompt is computed (None: it has not begun). `opening` is the beginning of
-    the reply that is already in the prompt: a mark that opens its reasoning, and the reply's prefix. `prompt_logprobs`,
-    if requested, has one entry for each token of the prompt, None for the first, and is set before the first delta.
+    `progress` is the last of its prompt, which comes before the first delta (None: it has not begun). `opening` is the
+    beginning of the reply that is already in the prompt: a mark that opens its reasoning, and the reply's prefix.
+    `prompt_logprobs`, if requested, has one entry for each token of the prompt, None for the first, and is set before
+    the first delta.
     """
 
     def __init__(self) -> None:
@@ -34,7 +39,7 @@ class Generation:
         self.opening = ""
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.progress: Progress | None = None
-        self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Piece | BaseException] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
         self._cancel: Callable[[], None] | None = None
@@ -46,9 +51,11 @@ class Generation:
         self._logprobs: list[TokenLogprob] = []
         self._last: Delta | None = None
 
-    def put(self, item: Delta | BaseException) -> None:
-        """Add the next delta, or the error that ends the reply. Called by the engine."""
-        if isinstance(item, BaseException) or item.finish_reason is not None:
+    def put(self, item: Piece | BaseException) -> None:
+        """Add how far the prompt is, the next delta, or the error that ends the reply. Called by the engine."""
+        if isinstance(item, Progress):
+            self.progress = item
+        elif isinstance(item, BaseException) or item.finish_reason is not None:
             self.begin()
         if self._on_report is not None and isinstance(item, Delta) and item.finish_reason and item.report:
             self._on_report(item.report)
@@ -94,9 +101,11 @@ class Generation:
         """Whether the reply was cancelled."""
         return self._cancel_asked
 
-    def _take(self, item: Delta | BaseException) -> Delta:
+    def _take(self, item: Piece | BaseException) -> Piece:
         if isinstance(item, BaseException):
             raise item
+        if isinstance(item, Progress):
+            return item
         self._texts.append(item.text)
         self._token_ids.extend(item.token_ids)
         self._logprobs.extend(item.logprobs)
@@ -106,9 +115,18 @@ class Generation:
 
     def __iter__(self) -> Iterator[Delta]:
         while self._last is None:
-            yield self._take(self._items.get())
+            if isinstance(item := self._take(self._items.get()), Delta):
+                yield item
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._arriving(Delta)
+
+    def steps(self) -> AsyncIterator[Piece]:
+        """Iterate over all that comes: how far the prompt is after each step of it, the first one as it begins, then
+        the deltas."""
+        return self._arriving(Delta, Progress)
+
+    async def _arriving(self, *kinds: type[Kind]) -> AsyncIterator[Kind]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -124,7 +142,8 @@ class Generation:
                     item = self._items.get_nowait()
                 except queue.Empty:
                     break
-                yield self._take(item)
+                if isinstance(piece := self._take(item), kinds):
+                    yield piece
             if self._last is None:
                 await arrived.wait()
 

@@ -57,11 +57,11 @@ def progress_of(request: Request, *, now: float, min_reuse_tokens: int) -> Progr
 
 
 def report_progress(request: Request, *, now: float, min_reuse_tokens: int) -> None:
-    """Set the progress of a started request that has no token yet; also log it every `LOG_EVERY_S` seconds."""
+    """Give out the progress of a started request that has no token yet; also log it every `LOG_EVERY_S` seconds."""
     times = request.times
     if times.first_token is not None or times.admitted is None:
         return
-    request.reply.generation.progress = progress_of(request, now=now, min_reuse_tokens=min_reuse_tokens)
+    request.reply.generation.put(progress_of(request, now=now, min_reuse_tokens=min_reuse_tokens))
     logged = times.logged if times.logged is not None else times.admitted
     if now - logged >= LOG_EVERY_S:
         times.logged = now

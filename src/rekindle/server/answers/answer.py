@@ -206,7 +206,8 @@ class Answer:
     """One answer while it is generated: whole, or as a stream with a ping every `ping_s` seconds.
 
     `params`: the dialect's names of parameters that the engine may refuse. `settle` is awaited before the end of the
-    answer is encoded, so that anything the answer promises is durable by then.
+    answer is encoded, so that anything the answer promises is durable by then. `progressed` returns the events of each
+    step of a choice's prompt, for a stream that is to have them.
     """
 
     def __init__(
@@ -218,9 +219,11 @@ class Answer:
         params: Mapping[str, str],
         ping_s: float,
         settle: Callable[[], Awaitable[None]] | None = None,
+        progressed: Callable[[int, Progress], list[dict[str, Any]]] | None = None,
     ) -> None:
         self._reply = reply
         self._settle = settle
+        self._progressed = progressed
         self._generations = generations
         self._watch = watch
         self._params = params
@@ -241,8 +244,9 @@ class Answer:
         return JSONResponse(self._reply.whole(), headers=self._headers())
 
     async def stream(self, request: Request) -> Response:
-        """Return the answer as events; the head waits for the first delta of choice 0, or for the first ping."""
-        items = watched(request, self._generations, beat_s=self._ping_s)
+        """Return the answer as events; the head waits for the first of choice 0, or for the first ping."""
+        read = aiter if self._progressed is None else Generation.steps
+        items = watched(request, self._generations, beat_s=self._ping_s, read=read)
         events: list[bytes] = []
         try:
             while self._first_report is None:
@@ -292,6 +296,8 @@ class Answer:
                 delta.param = self._params.get(delta.param, delta.param)
             self._watch.failed(generation.id, delta)
             raise _cancelled() if isinstance(delta, Cancelled) else delta
+        if isinstance(delta, Progress):
+            return [] if self._progressed is None else self._progressed(index, delta)
         self._watch.delta(index, delta)
         chunks = self._reply.take(index, delta)
         has_ended = self._reply.has_ended(index)

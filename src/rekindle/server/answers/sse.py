@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,13 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rekindle.engine.generation import Generation
-from rekindle.engine.types import Delta
+from rekindle.engine.generation import Generation, Piece
 from rekindle.worker import MEANT_FOR_THE_LOOP, failure_of
 
 DONE = b"data: [DONE]\n\n"
 LINE_ENDS = {"\\u0085": "\x85", "\\u2028": "\u2028", "\\u2029": "\u2029"}  # for `str.splitlines`, which httpx uses
-Item = tuple[int, Delta | Exception]
+Item = tuple[int, Piece | Exception]
 
 
 def comment(text: str) -> bytes:
@@ -95,9 +94,13 @@ async def cancel_on_disconnect(request: Request, generations: Sequence[Generatio
 
 
 async def watched(
-    request: Request, generations: Sequence[Generation], *, beat_s: float | None = None
+    request: Request,
+    generations: Sequence[Generation],
+    *,
+    beat_s: float | None = None,
+    read: Callable[[Generation], AsyncIterator[Piece]] = aiter,
 ) -> AsyncGenerator[Item | None, None]:
-    """Yield deltas as they arrive, each with its generation's index; a disconnect cancels all generations.
+    """Yield what is `read` of generations as it arrives, each with its index; a disconnect cancels all generations.
 
     An error replaces a generation's last delta; None means that nothing arrived for `beat_s` seconds.
     """
@@ -105,8 +108,8 @@ async def watched(
 
     async def pump(index: int, generation: Generation) -> None:
         try:
-            async for delta in generation:
-                arrived.put_nowait((index, delta))
+            async for piece in read(generation):
+                arrived.put_nowait((index, piece))
         except MEANT_FOR_THE_LOOP:
             raise
         except BaseException as error:

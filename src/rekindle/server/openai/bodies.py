@@ -60,6 +60,10 @@ class SamplingBody(_Drawn):
     return_token_ids: bool | None = Field(default=None, description="vLLM's: add the ids of prompt and reply")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = Field(default=None, description="answer as server-sent events")
+    return_progress: bool | None = Field(
+        default=None,
+        description="llama.cpp's: a stream says how far its prompt is computed, in chunks before the reply",
+    )
     stream_options: StreamOptions | None = None
 
 

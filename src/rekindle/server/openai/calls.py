@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rekindle.engine.tool_choice import ToolChoice
 from rekindle.engine.types import GenerationRequest
@@ -37,6 +37,8 @@ from rekindle.server.openai.bodies import (
 from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import Message, normalise_messages
 from rekindle.text.omissions import Omissions
+
+Body = TypeVar("Body", bound=SamplingBody)
 
 # llama.cpp's and Ollama's names.
 _RENAMED = {"n_predict": "max_tokens", "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -162,6 +164,7 @@ class Call:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    shows_progress: bool
     return_ids: bool
     adds_ids: bool
     has_logprobs: bool
@@ -200,16 +203,21 @@ class CompletionCall(Call):
 
 
 def parse_chat(
-    body: Any, caller: Caller, *, defaults: SamplingDefaults = NOTHING_SAID, strict: bool = False
+    body: Any,
+    caller: Caller,
+    *,
+    defaults: SamplingDefaults = NOTHING_SAID,
+    strict: bool = False,
+    knows_progress: bool = True,
 ) -> ChatCall:
     """Parse the JSON body of a chat; BadRequest names the parameter to change.
 
     `defaults`: what is sampled with if the body does not say. `strict`: what would be left out of the prompt or ignored
-    is refused.
+    is refused. `knows_progress`: how far a prompt is can be said meanwhile.
     """
     omissions = Omissions(strict=strict)
     body = chat_parameters(body)
-    chat = validated(ChatBody, body, omissions=omissions, neutral=CHAT_NEUTRAL)
+    chat = _read(ChatBody, body, omissions, neutral=CHAT_NEUTRAL, knows_progress=knows_progress)
     options = chat.rekindle or ChatOptions()
     ids = tuple(options.prompt_ids) if options.prompt_ids is not None else None
     choice = parse_tool_choice(chat.tool_choice)
@@ -267,11 +275,17 @@ def _continued(chat: ChatBody, messages: tuple[Message, ...] | None) -> tuple[tu
 
 
 def parse_completion(
-    body: Any, caller: Caller, *, defaults: SamplingDefaults = NOTHING_SAID, strict: bool = False
+    body: Any,
+    caller: Caller,
+    *,
+    defaults: SamplingDefaults = NOTHING_SAID,
+    strict: bool = False,
+    knows_progress: bool = True,
 ) -> CompletionCall:
     """Parse the JSON body of a completion, as `parse_chat` does; one request per prompt."""
     omissions = Omissions(strict=strict)
-    asked = validated(CompletionBody, text_parameters(body), omissions=omissions, neutral=TEXT_NEUTRAL)
+    given = text_parameters(body)
+    asked = _read(CompletionBody, given, omissions, neutral=TEXT_NEUTRAL, knows_progress=knows_progress)
     options = asked.rekindle or RekindleOptions()
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise BadRequest("best_of: replies are not ranked here; leave it out and ask for n", param="best_of")
@@ -308,6 +322,15 @@ def parse_completion(
     )
 
 
+def _read(
+    kind: type[Body], given: Any, omissions: Omissions, *, neutral: Mapping[str, tuple[Any, ...]], knows_progress: bool
+) -> Body:
+    body = validated(kind, given, omissions=omissions, neutral=neutral)
+    if body.return_progress and not knows_progress:
+        omissions.parameter("return_progress")
+    return body
+
+
 def _constraint(body: SamplingBody) -> Constraint | None:
     return only(
         read_format(body.response_format, "response_format"),
@@ -334,6 +357,7 @@ def _common(body: SamplingBody, options: RekindleOptions, requests: tuple[Genera
         "stream": bool(body.stream),
         "include_usage": body.stream_options is not None and body.stream_options.include_usage,
         "continuous_usage": body.stream_options is not None and body.stream_options.continuous_usage_stats,
+        "shows_progress": bool(body.return_progress),
         "return_ids": options.return_ids,
         "adds_ids": bool(body.return_token_ids),
         "num_prompt_logprobs": body.prompt_logprobs,

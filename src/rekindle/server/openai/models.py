@@ -166,6 +166,15 @@ class ChunkChoice(StrictModel):
     token_ids: list[int] | None = None
 
 
+class PromptProgress(StrictModel):
+    """How far a prompt is, in tokens: `processed` of `total`, those of the `cache` included; time since it began."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class ChatChunk(StrictModel):
     """An event of a stream; the last ones have `finish_reason` and `rekindle`, then usage if requested."""
 
@@ -176,6 +185,7 @@ class ChatChunk(StrictModel):
     choices: list[ChunkChoice]
     prompt_token_ids: list[int] | None = None
     usage: Usage | None = None
+    prompt_progress: PromptProgress | None = Field(default=None, description="in a stream with `return_progress`")
     rekindle: RekindleReport | None = None
 
 
@@ -210,4 +220,5 @@ class TextCompletion(StrictModel):
     model: str
     choices: list[TextChoice]
     usage: Usage | None = None
+    prompt_progress: PromptProgress | None = Field(default=None, description="in a stream with `return_progress`")
     rekindle: RekindleReport | None = None

@@ -24,13 +24,34 @@ from rekindle.text.replies import ArgumentsDelta, CallStart, Event, ReasoningDel
 CHUNK = "chat.completion.chunk"
 
 
+class PromptProgress:
+    """How far the prompts of an answer are, as llama.cpp counts: `processed` includes what was in the `cache`.
+
+    A request that makes room for others begins again from what is stored: nothing is said until it is further on.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[int, int]] = {}  # by choice: from the cache, and processed so far
+
+    def of(self, index: int, progress: Progress) -> dict[str, Any] | None:
+        """Return the fields of a chunk for a choice, in tokens and milliseconds; None if it is not further."""
+        processed = progress.reused_tokens + progress.computed_tokens
+        cached, before = self._said.get(index, (progress.reused_tokens, -1))
+        if processed <= before:
+            return None
+        self._said[index] = cached, processed
+        time_ms = round(progress.elapsed_s * 1e3)
+        entry = {"total": progress.prompt_tokens, "cache": cached, "processed": processed, "time_ms": time_ms}
+        return {"prompt_progress": entry}
+
+
 class DataEvents:
     """The behaviour that streams of chat and text completions share."""
 
     events: Literal["data"] = "data"
 
     def opened(self, progress: Progress) -> list[dict[str, Any]]:
-        """Return nothing: a chunk has no field for progress."""
+        """Return nothing: OpenAI's chunks have no field for progress."""
         return []
 
     def beat(self, progress: Progress | None) -> bytes:
@@ -148,6 +169,7 @@ class ChatReply(DataEvents):
     def __init__(self, stamp: Stamp, call: ChatCall, generations: Sequence[Generation], *, form: ReplyFormat) -> None:
         self._stamp = stamp
         self._call = call
+        self._progress = PromptProgress()
         self._begun: set[int] = set()
         self._choices = [
             ReplyParser(Choice(index, generation), form, tools=call.read_tools, parallel=call.parallel)
@@ -177,6 +199,11 @@ class ChatReply(DataEvents):
         if pieces and self._call.adds_ids:
             chunks[0]["prompt_token_ids"] = list(choice.generation.prompt_ids)
         return chunks
+
+    def progressed(self, index: int, progress: Progress) -> list[dict[str, Any]]:
+        """Return a chunk with an empty delta: the role comes once, as clients join what deltas say."""
+        said = self._progress.of(index, progress)
+        return [] if said is None else [{**self._chunk(index, {}), **said}]
 
     def has_ended(self, index: int) -> bool:
         """Whether the only allowed call is complete."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from fastapi import Request
 from starlette.responses import Response
 
 from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
+from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import ChatCall, CompletionCall, parse_chat, parse_completion
@@ -19,6 +20,19 @@ CHAT_PATH = "/v1/chat/completions"
 CHAT_PARAMS = {"token_ids": "rekindle.prompt_ids"}
 TEXT_PATH = "/v1/completions"
 TEXT_PARAMS = {"messages": "prompt", "token_ids": "prompt"}
+
+
+class _Known(TypedDict):
+    defaults: SamplingDefaults
+    strict: bool
+    knows_progress: bool
+
+
+def _known(context: RouteContext) -> _Known:
+    """Return what bodies are parsed with: what is known of the engine, and whether anything may be left out."""
+    engine = context.engine
+    knows_progress = engine.settings.backend.says_progress
+    return {"defaults": engine.sampling, "strict": context.strict, "knows_progress": knows_progress}
 
 
 class ChatRoute:
@@ -32,11 +46,18 @@ class ChatRoute:
         """Answer whole or as a stream."""
         (call, generations), watch = await accepted(request, self._context.observer, CHAT_PATH, self._submit)
         reply = ChatReply(self._context.stamp("chatcmpl-"), call, generations, form=self._form)
-        answer = Answer(reply, generations, watch, params=CHAT_PARAMS, ping_s=self._context.ping_s)
+        answer = Answer(
+            reply,
+            generations,
+            watch,
+            params=CHAT_PARAMS,
+            ping_s=self._context.ping_s,
+            progressed=reply.progressed if call.shows_progress else None,
+        )
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
-        call = parse_chat(body, caller, defaults=self._context.engine.sampling, strict=self._context.strict)
+        call = parse_chat(body, caller, **_known(self._context))
         self._context.model.require(call.model)
         (request,) = call.requests
         request = steered(
@@ -67,10 +88,17 @@ class CompletionRoute:
             decode=encoder.decode,
             token_bytes=encoder.vocabulary.token_bytes,
         )
-        answer = Answer(reply, generations, watch, params=TEXT_PARAMS, ping_s=self._context.ping_s)
+        answer = Answer(
+            reply,
+            generations,
+            watch,
+            params=TEXT_PARAMS,
+            ping_s=self._context.ping_s,
+            progressed=reply.progressed if call.shows_progress else None,
+        )
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[CompletionCall, list[Generation]]:
-        call = parse_completion(body, caller, defaults=self._context.engine.sampling, strict=self._context.strict)
+        call = parse_completion(body, caller, **_known(self._context))
         self._context.model.require(call.model)
         return call, submit_all(self._context.engine, call.requests, call.num_choices)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import Delta, FinishReason
+from rekindle.engine.types import Delta, FinishReason, Progress
 from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.answer import Stamp
 from rekindle.server.answers.choice import Choice
 from rekindle.server.openai.calls import CompletionCall
-from rekindle.server.openai.replies import DataEvents, TextOffsets, prompt_logprobs, usage_of
+from rekindle.server.openai.replies import DataEvents, PromptProgress, TextOffsets, prompt_logprobs, usage_of
 from rekindle.text.messages import Message
 
 KIND = "text_completion"
@@ -46,6 +46,7 @@ class CompletionReply(DataEvents):
     ) -> None:
         self._stamp = stamp
         self._call = call
+        self._progress = PromptProgress()
         self._decode = decode
         self._token_bytes = token_bytes
         self._choices = [
@@ -74,12 +75,22 @@ class CompletionReply(DataEvents):
             entry["token_ids"] = choice.choice.new_ids()
             if is_first:
                 entry["prompt_token_ids"] = list(choice.choice.generation.prompt_ids)
-        chunk: dict[str, Any] = {**self._stamp.head(KIND), "choices": [entry]}
-        if self._call.include_usage:
-            chunk["usage"] = self._usage() if self._call.continuous_usage else None
+        chunk = self._chunk(entry)
         if delta.finish_reason is not None and choice.choice.report is not None:
             chunk["rekindle"] = choice.choice.described(return_ids=self._call.return_ids)
         return [chunk]
+
+    def _chunk(self, entry: dict[str, Any]) -> dict[str, Any]:
+        chunk = {**self._stamp.head(KIND), "choices": [entry]}
+        if self._call.include_usage:
+            chunk["usage"] = self._usage() if self._call.continuous_usage else None
+        return chunk
+
+    def progressed(self, index: int, progress: Progress) -> list[dict[str, Any]]:
+        """Return a chunk without text."""
+        said = self._progress.of(index, progress)
+        entry = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+        return [] if said is None else [{**self._chunk(entry), **said}]
 
     def _echo(self, index: int) -> str:
         """Return the prompt of a choice if echo was requested; the engine has accepted its ids by now."""
