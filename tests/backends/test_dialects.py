@@ -76,6 +76,12 @@ def test_progress_that_the_backend_does_not_know_is_named(pair: Pair) -> None:
     assert not any("prompt_progress" in chunk for chunk in chunks)
 
 
+def test_hints_for_a_memory_that_is_elsewhere_are_named(pair: Pair) -> None:
+    body = {"messages": user("talk now"), "max_tokens": 2, "nvext": {"agent_hints": {"speculative_prefill": True}}}
+    answer = pair.front.send("POST", "/v1/chat/completions", body, x_agent_id="h", x_dynamo_session_final="true")
+    assert answer.json["rekindle"]["ignored"] == ["nvext.agent_hints.speculative_prefill", "x-dynamo-session-final"]
+
+
 @pytest.mark.parametrize("kind", ["text", "ids"])
 def test_completions(pair: Pair, kind: str) -> None:
     prompt: Any = "<|im_start|><|talk|>"

@@ -117,6 +117,20 @@ def test_who_waited_too_long_comes_before_everybody_else_of_its_namespace(make: 
     assert scheduler_of([]).picks([fresh, just_not, second, first], now) == [first, second, fresh, just_not]
 
 
+def test_a_priority_makes_a_request_so_many_seconds_older_in_its_namespace_alone(make: MakeRequest) -> None:
+    others = [make(100, at=0.2 * i, namespace="b", reuse=50) for i in range(2)]
+    plain, background, soon = make(100, at=0.1), make(100, at=0.3, reuse=90), make(100, at=9.5)
+    background.priority, soon.priority = -20, 9
+    order = scheduler_of([]).picks([plain, background, soon, *others], now=10.0)
+    assert [request for request in order if request.namespace == "default"] == [plain, soon, background]
+    soon.priority = 10
+    order = scheduler_of([]).picks([plain, background, soon, *others], now=10.0)
+    assert order == [others[0], soon, others[1], plain, background], "the turn is that of who has waited longest"
+    quick, urgent = make(100, at=9.9, reuse=99), make(100, at=9.9)
+    urgent.priority = 3
+    assert scheduler_of([]).picks([quick, urgent], now=10.0) == [urgent, quick]
+
+
 def test_however_long_a_namespace_waits_another_has_every_second_turn(make: MakeRequest) -> None:
     many = [make(100, at=0.1 * i, namespace="a") for i in range(4)]
     few = [make(100, at=9.0 + i, namespace="b") for i in range(2)]

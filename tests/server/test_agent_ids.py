@@ -56,6 +56,7 @@ def test_headers_name_the_agent_in_order() -> None:
 
 
 CLAUDE = ("x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id")
+DYNAMO = ("x-dynamo-session-id", "x-dynamo-parent-session-id")
 CODEX = ("session-id", "thread-id", "x-codex-parent-thread-id")
 
 
@@ -90,6 +91,9 @@ CODEX = ("session-id", "thread-id", "x-codex-parent-thread-id")
         ({"x-openwebui-chat-id": "o", "x-session-id": "mine"}, "mine", None, ("x-session-id",)),
         ({"x-agent-id": "a", "x-parent-agent-id": "b%2Fc"}, "a", "b/c", ("x-agent-id", "x-parent-agent-id")),
         ({"x-agent-id": "a", "x-parent-agent-id": "a"}, "a", None, ("x-agent-id", "x-parent-agent-id")),
+        ({"x-dynamo-session-id": "d", "x-claude-code-session-id": "s"}, "d", None, DYNAMO[:1]),
+        ({"x-dynamo-session-id": "d%2F1", "x-dynamo-parent-session-id": "p"}, "d%2F1", "p", DYNAMO),
+        ({"x-dynamo-session-id": "", "x-claude-code-session-id": "s"}, "s", None, CLAUDE[:1]),
         ({"x-openwebui-chat-id": ""}, None, None, ()),
         ({"user": "u", "x-request-id": "r", "x-parent-agent-id": "p"}, None, None, ()),
     ],

@@ -108,7 +108,7 @@ class Request:
     """One generation in flight. Mutable, owned by the engine thread once submitted; `cancelled` may be set anywhere.
 
     `original`: the caller's request as it was rendered, if the next one may be anticipated from it. `compacts`: it asks
-    for a summary of the agent's history.
+    for a summary of the agent's history. `priority` as in `GenerationRequest`.
     """
 
     namespace: str
@@ -127,6 +127,7 @@ class Request:
     omitted: Omitted = NOTHING_OMITTED
     generic_tools: bool = False  # see Report
     is_reuse_known: bool = True  # another server that computes may not say what it reused
+    priority: int = 0
     resumes: bool = False  # it continues an unfinished request of the agent
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING
@@ -135,6 +136,11 @@ class Request:
     def id(self) -> int:
         """Number of the generation, for log lines."""
         return self.reply.generation.id
+
+    @property
+    def counts_from(self) -> float:
+        """When it counts as submitted among the requests of its namespace."""
+        return self.times.submitted - self.priority
 
     @property
     def breakpoint_tokens(self) -> tuple[int, ...]:

@@ -58,7 +58,8 @@ class GenerationRequest:
     `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.
     `echoes_thoughts`: whether the caller sends reasoning back with the history (None: unknown). `waits_aside`:
     it does not count towards the limit of waiting requests; the caller bounds how many of these there are. `omitted`:
-    what the caller's body had that is not in this request, for its report.
+    what the caller's body had that is not in this request, for its report. `priority`: so many seconds older it counts
+    among the requests of its namespace. `anticipates`: whether the next prompt may be computed ahead in idle time.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -82,6 +83,8 @@ class GenerationRequest:
     open_end: bool = False
     waits_aside: bool = False
     omitted: Omitted = NOTHING_OMITTED
+    priority: int = 0
+    anticipates: bool = True
 
     def __post_init__(self) -> None:
         given = sum(x is not None for x in (self.messages, self.text, self.token_ids))

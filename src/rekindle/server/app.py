@@ -32,6 +32,7 @@ from rekindle.server.gate.caller import Guard
 from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests, kept_bytes
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
+from rekindle.server.observers.endings import Endings
 from rekindle.server.observers.gauges import EngineCollector
 from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog
@@ -89,7 +90,7 @@ class RequestForms:
 
 
 class App(FastAPI):
-    """The application, its shutdown gate, and what it closes: the recorder, stored responses and extensions.
+    """The application, its shutdown gate, and what it closes: recorder, stored responses, ends of sessions, extensions.
 
     Extensions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
     """
@@ -99,6 +100,7 @@ class App(FastAPI):
         gate: ShutdownGate,
         recorder: Recorder | None,
         responses: StoredResponses,
+        endings: Endings,
         metrics: Metrics,
         *,
         bound: PromptBound | None,
@@ -118,6 +120,7 @@ class App(FastAPI):
         self.bound = bound
         self.recorder = recorder
         self.responses = responses
+        self.endings = endings
         self.extensions: tuple[Extension, ...] = ()
         # Outside starlette's own middleware, which answers crashes: these are counted and logged, too.
         self._outermost = Logged(Counted(super().__call__, metrics=metrics))
@@ -140,8 +143,9 @@ class App(FastAPI):
         return [event for extension in self.extensions for event in extension.events]
 
     def close(self) -> None:
-        """Stop the workers and write all pending responses and recorded requests."""
+        """Stop workers and ends of sessions, and write all pending responses and recorded requests."""
         self.workers.stop()
+        self.endings.close()
         self.responses.close()
         if self.recorder is not None:
             self.recorder.close()
@@ -158,9 +162,10 @@ def create_app(
     log = RequestLog()
     observers: list[Observer] = [metrics, history]
     responses = _open_responses(engine, settings)
-    app = App(ShutdownGate(), recorder, responses, metrics, bound=engine.encoder.bound)
+    endings = Endings(engine)
+    app = App(ShutdownGate(), recorder, responses, endings, metrics, bound=engine.encoder.bound)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
-    group = ObserverGroup([log, *observers, *([recorder] if recorder else [])])
+    group = ObserverGroup([log, *observers, endings, *([recorder] if recorder else [])])
     ids = ComparableIds(engine.secret)
     _add_generating(app, RouteContext(engine, served, group, ids, clock, settings.ping_s, settings.strict))
     for router in (

@@ -204,8 +204,8 @@ class Scheduler:
 
     def picks(self, requests: Iterable[Request], now: float) -> list[Request]:
         """Return requests in fair order: namespaces in turn; within one, late requests, then the least to compute,
-        every fourth pick the oldest. The turn begins with the namespace that started least recently, then by
-        oldest request.
+        every fourth pick the oldest, where priorities make them older. The turn begins with the namespace that started
+        least recently, then by oldest request.
         """
         return self._picks(requests, now, self.last_start)
 
@@ -216,8 +216,8 @@ class Scheduler:
             by_namespace.setdefault(request.namespace, []).append(request)
         lines: list[_Line] = []
         for namespace in sorted(by_namespace, key=turn):
-            mine = by_namespace[namespace]
-            num_late = sum(now - request.times.submitted > LONGEST_WAIT_S for request in mine)
+            mine = sorted(by_namespace[namespace], key=lambda request: request.counts_from)
+            num_late = sum(now - request.counts_from > LONGEST_WAIT_S for request in mine)
             lines.append(_Line(mine, self._work, num_late=num_late))
         order: list[Request] = []
         while lines:

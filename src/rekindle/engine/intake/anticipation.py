@@ -86,7 +86,7 @@ class Anticipation:
 
     def expect(self, turn: FinishedTurn) -> None:
         """Count a turn that will be passed to `ended`. Any thread."""
-        if self._enabled and turn.request is not None:
+        if self._enabled and turn.request is not None and turn.request.anticipates:
             with self._lock:
                 self._num_pending += 1
 
@@ -102,6 +102,8 @@ class Anticipation:
         if turn.compacts and turn.request.messages is not None:
             summary = self._summary(turn, turn.request)
             self._memory.summaries.asked(turn.namespace, turn.agent, turn.request.messages, summary)
+        if not turn.request.anticipates:
+            return
         self._turns[turn.namespace, turn.agent] = turn
         while len(self._turns) > MOST_PENDING:
             self._turns.popitem(last=False)

@@ -203,6 +203,7 @@ class RequestBuilder:
                 breakpoints=breakpoints,
                 taken_out=taken_out,
                 omitted=rendering.request.omitted,
+                priority=request.priority,
                 generic_tools=bool(request.tools) and self._encoder.tools_in_text is not None,
                 deadline=ready.times.submitted + (self._limits.timeout_s or math.inf),
             )

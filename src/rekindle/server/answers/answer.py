@@ -25,6 +25,7 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest, Progress, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.answers.comparison import ComparableIds, RequestParts
+from rekindle.server.answers.hints import applied, hinted
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
 from rekindle.server.border import HttpError, Problem, in_thread, invalid, parse_json, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
@@ -158,8 +159,8 @@ async def accepted(
 ) -> tuple[Submitted, RequestWatch]:
     """Call `submit` on the parsed body and the caller; return its result and the watch. Refusals reach `observer`.
 
-    `submit` must be safe on any thread. `caller` None: the one that the headers name. `always_off_loop`: `submit` may
-    wait for a disk, whatever the size of the body.
+    `submit` must be safe on any thread. `caller` None: the one that headers or body name, with its hints.
+    `always_off_loop`: `submit` may wait for a disk, whatever the size of the body.
     """
     known, watch = caller, None
     caller = known or unnamed(request)
@@ -167,12 +168,13 @@ async def accepted(
         caller = known or caller_of(request)
         raw = await read_body(request)
         body = await off_loop_if_large(request, len(raw), lambda: parse_json(raw))
+        caller, asked = (caller, body) if known else hinted(caller, request.headers, body)
         watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
-        _check_count(request, body)
+        _check_count(request, asked)
         try:
             if always_off_loop and len(raw) <= LARGE_BODY:
-                return await in_thread(lambda: submit(body, caller)), watch
-            return await off_loop_if_large(request, len(raw), lambda: submit(body, caller)), watch
+                return await in_thread(lambda: submit(asked, caller)), watch
+            return await off_loop_if_large(request, len(raw), lambda: submit(asked, caller)), watch
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:
@@ -361,6 +363,11 @@ class RouteContext:
     def stamp(self, prefix: str, id: str | None = None) -> Stamp:
         """Return the stamp of a new answer with this id, or one that begins with `prefix`."""
         return Stamp(id or f"{prefix}{uuid.uuid4().hex}", int(self.clock()), self.model.name)
+
+    def submit(self, caller: Caller, requests: Sequence[GenerationRequest], num_choices: int = 1) -> list[Generation]:
+        """Queue requests with their caller's hints, as `submit_all` does."""
+        wanted = [applied(each, caller.hints, self.engine, strict=self.strict) for each in requests]
+        return submit_all(self.engine, wanted, num_choices)
 
     def parts_of(self, request: GenerationRequest) -> RequestParts:
         """Return what a request is compared by, as it is rendered for this model."""

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from rekindle.engine.generation import Generation
-from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.conversation import find_habits
 from rekindle.server.anthropic.diagnosis import Diagnosis
@@ -57,7 +57,7 @@ class MessagesRoute:
         self._context.model.require(call.model, dialect="anthropic")
         requests = [call.request] if call.unavailable is None else []
         stamp, diagnosis = self._compared(call)  # what it refuses is not submitted
-        return call, submit_all(self._context.engine, requests, 1), stamp, diagnosis
+        return call, self._context.submit(caller, requests), stamp, diagnosis
 
     def _compared(self, call: MessagesCall) -> tuple[Stamp, Diagnosis | None]:
         """Return the stamp of the answer, and what the request is next to the one that it names."""

@@ -54,6 +54,7 @@ OWN_FAMILIES = (
 )
 # Headers that known clients send by default, most reliable first; docs/clients.md lists them per client.
 CLIENT_FAMILIES = (
+    _Family("x-dynamo-session-id", parent="x-dynamo-parent-session-id"),
     _Family("x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id"),
     _Family("x-opencode-session", parent="x-parent-session-id"),
     _Family("x-session-affinity", parent="x-parent-session-id"),
@@ -77,6 +78,24 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """What a request says of its session, in the words of other servers, for its place in the queue and what follows.
+
+    `priority`: the seconds by which it counts as older. `anticipates`: whether the next prompt is to be computed ahead
+    (None: not said). `ends_by`: the parameter that says that the session ends with this reply. `ignored`: parameters
+    that have no effect here.
+    """
+
+    priority: int = 0
+    anticipates: bool | None = None
+    ends_by: str | None = None
+    ignored: tuple[str, ...] = ()
+
+
+NO_HINTS = Hints()
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of one request.
 
@@ -88,6 +107,7 @@ class Caller:
     agent: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
+    hints: Hints = NO_HINTS
 
 
 def grant(scope: Scope, access: Access) -> None:
@@ -158,6 +178,11 @@ def _of_client(family: _Family, given: Mapping[str, str]) -> Caller:
     if family.sub is None:
         return _named(agent, parent, given)
     return _named(agent, joined(parent) if agent != session else None, given)
+
+
+def session_agent(session: str, where: str) -> str:
+    """Return the agent of a session that a body names, verbatim: the one that a client's header with it would name."""
+    return check_agent_id(_part(check_new_agent_id(session, where=where)), where=where)
 
 
 def _named(agent: str, parent: str | None, given: Mapping[str, str]) -> Caller:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from rekindle.engine.api import Engine
 from rekindle.engine.generation import Generation
 from rekindle.errors import BadRequest
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, read, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, accepted, read
 from rekindle.server.answers.validation import validated
 from rekindle.server.border import UNMANAGED, Router
 from rekindle.server.gate.caller import Caller
@@ -59,7 +59,7 @@ class OllamaRoute:
         call = self._parse(body, caller, self._side, strict=self._context.strict)
         self._context.model.require(call.model, dialect="ollama")
         requests = [call.request] if call.request is not None else []
-        return call, submit_all(self._context.engine, requests, 1)
+        return call, self._context.submit(caller, requests)
 
 
 def generating_routes(context: RouteContext) -> dict[str, OllamaRoute]:

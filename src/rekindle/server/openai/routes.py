@@ -10,7 +10,7 @@ from starlette.responses import Response
 from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
 from rekindle.model.sampling_defaults import SamplingDefaults
-from rekindle.server.answers.answer import Answer, RouteContext, accepted, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, accepted
 from rekindle.server.gate.caller import Caller
 from rekindle.server.openai.calls import ChatCall, CompletionCall, parse_chat, parse_completion
 from rekindle.server.openai.replies import ChatReply
@@ -68,7 +68,7 @@ class ChatRoute:
             strict=call.strict,
             parallel=call.parallel,
         )
-        return call, submit_all(self._context.engine, [request], call.num_choices)
+        return call, self._context.submit(caller, [request], call.num_choices)
 
 
 class CompletionRoute:
@@ -101,4 +101,4 @@ class CompletionRoute:
     def _submit(self, body: Any, caller: Caller) -> tuple[CompletionCall, list[Generation]]:
         call = parse_completion(body, caller, **_known(self._context))
         self._context.model.require(call.model)
-        return call, submit_all(self._context.engine, call.requests, call.num_choices)
+        return call, self._context.submit(caller, call.requests, call.num_choices)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from rekindle.engine.generation import Generation
 from rekindle.engine.tool_choice import steered
 from rekindle.errors import NotFound
-from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read, submit_all
+from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read
 from rekindle.server.answers.comparison import Comparison
 from rekindle.server.border import Router, invalid
 from rekindle.server.gate.caller import Caller, access_of, caller_of
@@ -84,7 +84,7 @@ class ResponseRoute:
         ids, parts, other = context.ids, context.parts_of(request), call.compared_with
         stamp = context.stamp(PREFIX, ids.new(PREFIX, caller.namespace, parts))
         comparison = None if other is None else ids.compare(other, PREFIX, caller.namespace, parts)
-        (generation,) = submit_all(context.engine, [request], 1)
+        (generation,) = context.submit(caller, [request])
         return caller, call, generation, stamp, comparison
 
 

@@ -1,0 +1,73 @@
+"""Ends of sessions: what an agent has in memory is made durable and leaves it, once its last request was answered.
+
+Owns the threads that do it, one agent after another, so that no answer waits for the disk. An ended session can go on:
+its next request finds it on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rekindle.engine.api import Engine
+from rekindle.engine.intake.fairness import FairWorkers
+from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.errors import NotFound, RekindleError
+from rekindle.server.gate.caller import Caller
+from rekindle.text.messages import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Endings:
+    """An observer that offloads the agents whose callers say that their session ends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._workers = FairWorkers("endings", most=1)
+        self._is_closed = False
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> EndingWatch:
+        """Follow one request."""
+        ends = caller.hints.ends_by is not None and caller.agent is not None and self._engine.has_kv
+        return EndingWatch(self, caller if ends else None)
+
+    def end(self, namespace: str, agent: str) -> None:
+        """Offload an agent, after those that ended before it."""
+        self._workers.submit(namespace, partial(self._offload, namespace, agent))
+
+    def close(self) -> None:
+        """End the one that is under way; others stay in memory until the engine closes."""
+        self._is_closed = True
+        self._workers.stop()
+
+    def _offload(self, namespace: str, agent: str) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._engine.agent(agent, namespace=namespace).offload()
+        except NotFound:
+            logger.debug("agent %s of %s has ended and remembers nothing", agent, namespace)
+        except RekindleError as error:
+            logger.warning("agent %s of %s has ended and stays in memory: %s", agent, namespace, error)
+
+
+class EndingWatch:
+    """Ends a session after a reply of its last request; `caller` None: it goes on."""
+
+    def __init__(self, endings: Endings, caller: Caller | None) -> None:
+        self._endings = endings
+        self._caller = caller
+
+    def delta(self, choice: int, delta: Delta) -> None:
+        """Wait for the end."""
+
+    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
+        """End the session, also where the reply was cancelled."""
+        if self._caller is not None and self._caller.agent is not None:
+            self._endings.end(self._caller.namespace, self._caller.agent)
+
+    def failed(self, number: int | None, error: Exception) -> None:
+        """Leave the session as it is: the request can be sent again."""
