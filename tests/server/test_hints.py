@@ -118,6 +118,13 @@ def test_a_priority_is_bounded() -> None:
         assert (caller.hints.priority, rest) == (kept, {"n": 1})
 
 
+@pytest.mark.parametrize("depth", [100, 400, 700, 900])
+def test_extensions_may_be_nested_as_deeply_as_they_like(served: Served, depth: int) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": "Hi"}}], "max_tokens": 1, "nvext": {{"x": {"[" * depth}'
+    answer = served.send("POST", CHAT, (body + "]" * depth + "}}").encode())
+    assert answer.status == 200 or (answer.status == 400 and "nested" in answer.error["message"]), answer.body
+
+
 def test_what_has_no_effect_is_named_or_refused(served: Served) -> None:
     hints = {"osl": 512, "strict_priority": 2, "speculative_prefill": False, "priority": 3}
     nvext = {"agent_hints": hints, "extra_fields": ["timing"], "greed_sampling": False}
@@ -128,7 +135,14 @@ def test_what_has_no_effect_is_named_or_refused(served: Served) -> None:
     with conftest.serving(served.engine, ServerSettings(strict=True)) as strict:
         refused = asked(strict, body={"nvext": {"agent_hints": {"osl": 512}}})
         assert (refused.status, refused.error["param"]) == (400, f"{HINTS}.osl")
-        assert asked(strict, body={"session_id": "strict", "nvext": {"agent_hints": {"priority": 1}}}).status == 200
+        understood = {"session_id": "strict", "nvext": {"agent_hints": {"priority": 1}}}
+        assert asked(strict, body=understood).status == 200
+        counted = strict.send("POST", "/v1/responses/input_tokens", {"input": TALK, **understood})
+        assert counted.status == 200, "what can be asked can be counted"
+        counted = strict.send(
+            "POST", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": TALK}], **understood}
+        )
+        assert counted.status == 200
 
 
 @pytest.mark.parametrize("form", ["header", "body"])

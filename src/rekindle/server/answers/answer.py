@@ -162,24 +162,27 @@ async def accepted(
     `submit` must be safe on any thread. `caller` None: the one that headers or body name, with its hints.
     `always_off_loop`: `submit` may wait for a disk, whatever the size of the body.
     """
-    known, watch = caller, None
-    caller = known or unnamed(request)
+    watch, sender = None, caller or unnamed(request)
     try:
-        caller = known or caller_of(request)
+        sender = named = caller or caller_of(request)
         raw = await read_body(request)
-        body = await off_loop_if_large(request, len(raw), lambda: parse_json(raw))
-        caller, asked = (caller, body) if known else hinted(caller, request.headers, body)
-        watch = observer.began(caller, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
-        _check_count(request, asked)
+
+        def parsed() -> tuple[Any, Caller, Any]:
+            body = parse_json(raw)
+            return body, *(hinted(named, request.headers, body) if caller is None else (named, body))
+
         try:
+            body, sender, asked = await off_loop_if_large(request, len(raw), parsed)
+            watch = observer.began(sender, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
+            _check_count(request, asked)
             if always_off_loop and len(raw) <= LARGE_BODY:
-                return await in_thread(lambda: submit(asked, caller)), watch
-            return await off_loop_if_large(request, len(raw), lambda: submit(asked, caller)), watch
+                return await in_thread(lambda: submit(asked, sender)), watch
+            return await off_loop_if_large(request, len(raw), lambda: submit(asked, sender)), watch
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:
         # Border: a route. The error handler turns the error into a response.
-        (watch or observer.began(caller, path, {})).failed(None, error)
+        (watch or observer.began(sender, path, {})).failed(None, error)
         raise
 
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from rekindle.engine.generation import Generation
 from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read
+from rekindle.server.answers.hints import hinted
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.conversation import find_habits
 from rekindle.server.anthropic.diagnosis import Diagnosis
@@ -49,7 +50,9 @@ class MessagesRoute:
     async def count(self, request: Request) -> Response:
         """Count the tokens of the prompt, freshly encoded; nothing is computed or stored."""
         caller = caller_of(request)
-        num_tokens = await read(request, lambda body: self._count(body, caller), param="messages")
+        num_tokens = await read(
+            request, lambda body: self._count(*hinted(caller, request.headers, body)), param="messages"
+        )
         return JSONResponse({"input_tokens": num_tokens})
 
     def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation], Stamp, Diagnosis | None]:
@@ -69,7 +72,7 @@ class MessagesRoute:
         found = None if previous is None else ids.compare(previous, PREFIX, namespace, parts)
         return context.stamp(PREFIX, ids.new(PREFIX, namespace, parts)), Diagnosis(previous, found)
 
-    def _count(self, body: Any, caller: Caller) -> int:
+    def _count(self, caller: Caller, body: Any) -> int:
         asked, model = parse_count(body, caller, self._side, strict=self._context.strict)
         self._context.model.require(model, dialect="anthropic")
         return self._context.engine.encoder.count(self._context.engine.render(asked))

@@ -19,6 +19,7 @@ from rekindle.engine.tool_choice import steered
 from rekindle.errors import NotFound
 from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read
 from rekindle.server.answers.comparison import Comparison
+from rekindle.server.answers.hints import hinted
 from rekindle.server.border import Router, invalid
 from rekindle.server.gate.caller import Caller, access_of, caller_of
 from rekindle.server.responses.calls import ResponseCall, parse_response
@@ -60,10 +61,12 @@ class ResponseRoute:
     async def count(self, request: Request) -> Response:
         """Count the tokens of the prompt, freshly encoded; nothing is computed or stored."""
         caller = caller_of(request)
-        num_tokens = await read(request, lambda body: self._count(body, caller), param="input")
+        num_tokens = await read(
+            request, lambda body: self._count(*hinted(caller, request.headers, body)), param="input"
+        )
         return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
-    def _count(self, body: Any, caller: Caller) -> int:
+    def _count(self, caller: Caller, body: Any) -> int:
         call = parse_response(body, caller, self._responses, strict=self._context.strict)
         self._context.model.require(call.model)
         return self._context.engine.encoder.count(self._context.engine.render(call.request))
