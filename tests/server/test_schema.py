@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.server.agents.prefill import PrefillBody
+from rekindle.server.answers.hints import HintFields
 from rekindle.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody
 from rekindle.server.openai.bodies import ChatBody, CompletionBody
 from rekindle.server.responses.bodies import ResponseBody
@@ -40,7 +41,7 @@ def test_generating_routes_are_described_by_what_validates_them(described: Any) 
         operation = described["paths"][path]["post"]
         reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = described["components"]["schemas"][reference.rpartition("/")[2]]
-        assert set(schema["properties"]) == set(body.model_fields)
+        assert set(schema["properties"]) == {*body.model_fields, *HintFields.model_fields}
         assert schema["additionalProperties"] is False
         assert {"application/json", events} == set(operation["responses"]["200"]["content"])
 

@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 from rekindle import __version__
 from rekindle.agent_ids import MAX_ID_BYTES
 from rekindle.server.agents import prefill
+from rekindle.server.answers.hints import HintFields
 from rekindle.server.anthropic import route as messages
 from rekindle.server.anthropic.bodies import CountBody, MessagesBody
 from rekindle.server.anthropic.models import AnthropicErrorReply, MessageAnswer, MessageEvent
@@ -105,6 +106,9 @@ def describe(app: FastAPI, *, events: Sequence[type[BaseModel]], max_choices: in
         n = schema["components"]["schemas"][several.__name__]["properties"]["n"]
         n["anyOf"][0]["maximum"] = min(max_choices, MAX_CHOICES)
         n["description"] = "replies to one prompt, at most as many as branches are kept per agent (--max-branches)"
+    hints = schema["components"]["schemas"].pop(HintFields.__name__)["properties"]
+    for _, body, *_ in GENERATING:
+        schema["components"]["schemas"][body.__name__]["properties"] |= hints
     for path, body, answer, event, summary in GENERATING:
         if path in schema["paths"]:
             kind = LINES if dialect_of({"path": path}) == "ollama" else EVENT_STREAM
@@ -127,6 +131,7 @@ def _add_models(schema: dict[str, Any], events: Sequence[type[BaseModel]]) -> No
             ErrorReply,
             AnthropicErrorReply,
             OllamaErrorReply,
+            HintFields,
             *(model for row in GENERATING for model in row[1:4]),
             *(body for _, body in BODIES),
             *events,

@@ -30,15 +30,17 @@ _CHANGES_REPLIES = ("greed_sampling", "use_raw_prompt", "token_data", "max_think
 class AgentHints(StrictModel):
     """Dynamo's hints for one request; a higher priority is earlier."""
 
-    priority: int | None = Field(default=None, ge=-(1 << 31), le=(1 << 31) - 1)
-    speculative_prefill: bool | None = None
+    priority: int | None = Field(
+        default=None, ge=-(1 << 31), le=(1 << 31) - 1, description="seconds by which it counts as older in the queue"
+    )
+    speculative_prefill: bool | None = Field(default=None, description="false: no next prompt is computed ahead")
 
 
 class SessionControl(StrictModel):
     """Dynamo's life of a session, which here begins with its first request."""
 
-    session_id: str | None = None
-    action: Literal["open", "bind", "close"] | None = None
+    session_id: str | None = Field(default=None, description="names the agent, if no header does")
+    action: Literal["open", "bind", "close"] | None = Field(default=None, description="close: with the last request")
 
 
 class Nvext(StrictModel):
@@ -51,8 +53,8 @@ class Nvext(StrictModel):
 class HintFields(StrictModel):
     """The fields of a body that are hints: vLLM's and OpenRouter's name of a session, and Dynamo's object."""
 
-    session_id: str | None = None
-    nvext: Nvext | None = None
+    session_id: str | None = Field(default=None, description="names the agent, if no header does")
+    nvext: Nvext | None = Field(default=None, description="hints of Dynamo's clients")
 
 
 def hinted(caller: Caller, headers: Headers, body: Any) -> tuple[Caller, Any]:
