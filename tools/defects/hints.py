@@ -115,6 +115,13 @@ HINTS = (
         f"{HINTED}::test_what_has_no_effect_is_named_or_refused",
     ),
     one(
+        "a session that ends once",
+        "server/observers/endings.py",
+        "self._waiting.discard((namespace, agent))",
+        "self._waiting.copy()",
+        f"{HINTED}::test_a_session_that_ends_leaves_memory_and_can_go_on",
+    ),
+    one(
         "sessions that end and stay in memory",
         "server/observers/endings.py",
         "self._engine.agent(agent, namespace=namespace).offload()",

@@ -28,6 +28,7 @@ class Endings:
         self._engine = engine
         self._workers = FairWorkers("endings", most=1)
         self._is_closed = False
+        self._waiting = set[tuple[str, str]]()  # added to on the event loop alone
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> EndingWatch:
         """Follow one request."""
@@ -35,7 +36,10 @@ class Endings:
         return EndingWatch(self, caller if ends else None)
 
     def end(self, namespace: str, agent: str) -> None:
-        """Offload an agent, after those that ended before it."""
+        """Offload an agent, after those that ended before it; one that waits for that already is not queued twice."""
+        if (namespace, agent) in self._waiting:
+            return
+        self._waiting.add((namespace, agent))
         self._workers.submit(namespace, partial(self._offload, namespace, agent))
 
     def close(self) -> None:
@@ -44,6 +48,7 @@ class Endings:
         self._workers.stop()
 
     def _offload(self, namespace: str, agent: str) -> None:
+        self._waiting.discard((namespace, agent))
         if self._is_closed:
             return
         try:
