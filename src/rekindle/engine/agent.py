@@ -5,13 +5,14 @@ Owns nothing: it has the id, and passes calls on to the running engine. Creating
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, BinaryIO, Unpack
 
 from rekindle.agent_ids import check_new_agent_id
 from rekindle.cache.blocks.hashing import Ids
 from rekindle.engine.agent_admin import AgentAdmin
+from rekindle.engine.agent_files import AgentFiles, Kv
 from rekindle.engine.calls import (
     ChatKeywords,
     GenerateKeywords,
@@ -25,7 +26,7 @@ from rekindle.engine.calls import (
 )
 from rekindle.engine.components import Components
 from rekindle.engine.generation import Generation
-from rekindle.engine.types import AgentInfo, ChatResult, Delta, GenerationRequest, PurgeReport, Report
+from rekindle.engine.types import AgentInfo, ChatResult, Delta, GenerationRequest, Imported, PurgeReport, Report
 from rekindle.errors import NotFound
 
 if TYPE_CHECKING:
@@ -103,6 +104,25 @@ class Agent:
         """
         self._admin.fork(check_new_agent_id(target, where="target"))
         return Agent(target, self.namespace, self._submit, self._parts)
+
+    def export(self) -> Iterator[bytes]:
+        """Return its file piece by piece: its texts and their KV, to be imported by another engine. NotFound.
+
+        with open("ada.agent", "wb") as file:
+            file.writelines(engine.agent("ada").export())
+        """
+        return AgentFiles(self._parts(), self.namespace, self.id).export()
+
+    def import_file(self, open_file: Callable[[], BinaryIO], *, kv: Kv = "same_model") -> Imported:
+        """Become the agent in a file, which `open_file` opens twice; durable when this returns.
+
+        Its KV comes along if the same model computed it in the same form, else its texts alone, as the result says:
+        with `kv` "off" always. BadRequest with the reason, and nothing has changed, if the file is damaged, if its
+        token ids mean other texts to this model, or if this agent has a memory.
+        """
+        return AgentFiles(self._parts(), self.namespace, check_new_agent_id(self.id, where="id")).take_in(
+            open_file, kv=kv
+        )
 
     def rewind(self, turns: int = 1) -> int:
         """Take back the last turns, durably; return how many tokens are still remembered.

@@ -25,6 +25,7 @@ from rekindle.engine.memory.sequences import to_save
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError
 from rekindle.store.commands import Move
+from rekindle.store.values import SequenceRecord
 from rekindle.store.warm import PurgeProof
 
 logger = logging.getLogger(__name__)
@@ -175,6 +176,29 @@ class AgentAdmin:
             self._done_or_undone(
                 command.done, lambda: self._commands.undo_fork(copies), self._not_saved("it is not forked")
             )
+
+    def saved(self) -> list[KnownBranch]:
+        """Make it durable, as far as the disk takes it; return its branches, the one used last first."""
+        self._check_place()
+        self._save_rest()
+        self._parts.flush(FLUSH_S)
+        branches = self._ask(lambda: self._parts.memory.know_agent(*self._key))
+        if not branches:
+            raise NotFound(f"no agent {self._agent!r}", param="agent")
+        return branches
+
+    def check_new(self) -> None:
+        """Raise BadRequest if it has a memory, StoreError if nothing can be made durable."""
+        self._check_place()
+        self._ask(lambda: self._commands.check_new(*self._key))
+
+    def take_in(self, branches: Sequence[KnownBranch], stored: Sequence[SequenceRecord]) -> None:
+        """Give it these branches, whose blocks the store has as far as `stored` says. Durable when this returns; after
+        an error it has no memory."""
+        command = self._ask(lambda: self._commands.take_in(*self._key, branches, stored))
+        self._done_or_undone(
+            command.done, lambda: self._commands.undo_fork(branches), self._not_saved("it is not imported")
+        )
 
     def _not_saved(self, so: str) -> StoreError:
         return StoreError(

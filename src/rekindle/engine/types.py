@@ -304,6 +304,18 @@ class PurgeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """What an agent has of the file that it was imported from: the tokens of its longest branch, and how many of them
+    have their KV on disk. `without_kv` says why it has none; the next turn computes what is missing, on the same ids.
+    """
+
+    agent: str
+    num_tokens: int
+    kv_tokens: int
+    without_kv: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """Whether everything works; if not, what does not and what to do, a sentence each.
 

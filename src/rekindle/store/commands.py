@@ -21,6 +21,7 @@ _DONE = {
     "pin": "pinned on disk",
     "fork": "forked on disk",
     "rewind": "rewound on disk",
+    "import": "imported to disk",
 }
 
 
@@ -67,14 +68,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Set where branches end without computing anything, all of them or none: a fork, or a rewind.
+    """Set where branches end without computing anything, all of them or none: a fork, a rewind, or an import.
 
     `done`: whether it was carried out; it is not when blocks that the branches depend on are missing on disk.
     """
 
     namespace: str
     agent: str
-    verb: Literal["fork", "rewind"]
+    verb: Literal["fork", "rewind", "import"]
     records: tuple[SequenceRecord, ...]
     done: Future[bool] = field(default_factory=Future, compare=False)
 

@@ -56,18 +56,22 @@ class Records:
             found.append(stored)
         return found
 
-    def read(self, blocks: Sequence[StoredBlock]) -> list[tuple[str, bytes]]:
-        """Return the records of blocks with the names of their objects; those before the first damaged one."""
+    def payloads(self, blocks: Sequence[StoredBlock]) -> list[Mapping[int, Bytes]]:
+        """Return the payloads of blocks by part; those before the first damaged one."""
         read: dict[int, Mapping[int, Bytes]] = {}
         num_good: Future[int] = Future()
         self._store.load(blocks, lambda first, run: read.update(enumerate(run, first)), num_good.set_result)
         with contextlib.suppress(TimeoutError):
-            return [
-                (block_name(blocks[number].identity.hash, part), self._encoded(blocks[number], part, payload))
-                for number in range(num_good.result(LOAD_S))
-                for part, payload in read.pop(number).items()
-            ]
+            return [read[number] for number in range(num_good.result(LOAD_S))]
         return []
+
+    def read(self, blocks: Sequence[StoredBlock]) -> list[tuple[str, bytes]]:
+        """Return the records of blocks with the names of their objects; those before the first damaged one."""
+        return [
+            (block_name(block.identity.hash, part), self._encoded(block, part, payload))
+            for block, payloads in zip(blocks, self.payloads(blocks), strict=False)
+            for part, payload in payloads.items()
+        ]
 
     def _encoded(self, block: StoredBlock, part: int, payload: Bytes) -> bytes:
         record_format = self._formats[part]

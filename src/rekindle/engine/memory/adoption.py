@@ -39,23 +39,7 @@ class Adoption:
         """Remember an agent's texts, the least recently used first; return how many were new. On the intake thread."""
         num_new = 0
         for branch in sorted(branches, key=lambda each: each.last_use):
-            *_, last = branch.blocks(self._block_tokens)
-            num_tokens = len(branch.ids)
-            known = KnownBranch(
-                namespace=namespace,
-                agent=agent,
-                number=0,
-                root=branch.root,
-                head=last.hash,
-                num_tokens=num_tokens,
-                canonical_tokens=min(branch.canonical_tokens, num_tokens),
-                saved_tokens=0,
-                last_use=branch.last_use,
-                turn_ends=branch.turn_ends,
-                ids=branch.ids,
-                hashes=tuple(chain_hashes(branch.root, branch.ids, self._block_tokens)),
-            )
-            num_new += self._memory.adopt(known)
+            num_new += self._memory.adopt(known_branch(namespace, agent, 0, branch, self._block_tokens))
         return num_new
 
     def blocks(self, blocks: Iterable[BlockBytes], *, timeout_s: float) -> int:
@@ -70,3 +54,23 @@ class Adoption:
         if num_staged:
             self._store.flush(max(0.0, deadline - self._clock()))
         return num_staged
+
+
+def known_branch(namespace: str, agent: str, number: int, branch: HeadBranch, block_tokens: int) -> KnownBranch:
+    """Return a text with at least one id as an agent's branch, of which nothing is durable yet."""
+    *_, last = branch.blocks(block_tokens)
+    num_tokens = len(branch.ids)
+    return KnownBranch(
+        namespace=namespace,
+        agent=agent,
+        number=number,
+        root=branch.root,
+        head=last.hash,
+        num_tokens=num_tokens,
+        canonical_tokens=min(branch.canonical_tokens, num_tokens),
+        saved_tokens=0,
+        last_use=branch.last_use,
+        turn_ends=branch.turn_ends,
+        ids=branch.ids,
+        hashes=tuple(chain_hashes(branch.root, branch.ids, block_tokens)),
+    )

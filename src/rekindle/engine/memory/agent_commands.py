@@ -17,6 +17,7 @@ from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.sequences import branch_hashes, durable_tokens, to_save
 from rekindle.errors import BadRequest, NotFound
 from rekindle.store.commands import Delete, Move, Pin, Purge
+from rekindle.store.values import SequenceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,7 @@ class AgentCommands:
         branches = self._memory.know_agent(namespace, source)
         if not branches:
             raise NotFound(f"no agent {source!r} to fork from", param="agent")
-        if self._memory.book.of(namespace, target):
-            raise BadRequest(f"agent {target!r} has a memory already: delete it or fork to another id", param="agent")
+        self.check_new(namespace, target)
         copies = [replace(branch, agent=target, saved_tokens=0, last_use=self._now()) for branch in reversed(branches)]
         for copy in copies:
             self._put(copy)
@@ -158,8 +158,27 @@ class AgentCommands:
         self._memory.save(command)
         return copies, command
 
+    def check_new(self, namespace: str, agent: str) -> None:
+        """Raise BadRequest if an agent has a memory."""
+        if self._memory.book.of(namespace, agent):
+            why = f"agent {agent!r} has a memory already: delete it, or choose another id for the new one"
+            raise BadRequest(why, param="agent")
+
+    def take_in(
+        self, namespace: str, agent: str, branches: Sequence[KnownBranch], stored: Sequence[SequenceRecord]
+    ) -> Move:
+        """Give an agent these branches, whose blocks are stored as far as `stored` says; return the command that makes
+        that durable. BadRequest if the agent has a memory."""
+        self.check_new(namespace, agent)
+        for branch in branches:
+            self._put(branch)
+        command = Move(namespace, agent, "import", tuple(stored))
+        self._memory.save(command)
+        return command
+
     def undo_fork(self, copies: Sequence[Branch]) -> None:
-        """Forget the copies of a fork that have not been continued; a store that hangs forgets them later."""
+        """Forget what a fork or an import has put here and nobody has continued; a store that hangs forgets it
+        later."""
         for copy in copies:
             now = self._memory.book.get(copy.namespace, copy.agent, copy.number)
             if now is not None and (now.head, now.num_tokens) == (copy.head, copy.num_tokens):

@@ -107,7 +107,7 @@ class BranchBook:
     def __init__(self, *, max_branches: int) -> None:
         self._agents: dict[tuple[str, str], dict[int, Branch]] = {}
         self._pins: dict[tuple[str, str], float] = {}
-        self._max_branches = max_branches
+        self.max_branches = max_branches
         self.num_unsaved = 0
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ class BranchBook:
         num_unsaved = sum(not branch.saved_tokens for branch in self.branches())
         assert num_unsaved == self.num_unsaved, f"num_unsaved is {self.num_unsaved}, {num_unsaved} are"
         for (namespace, agent), mine in self._agents.items():
-            assert 0 < len(mine) <= self._max_branches, f"agent {agent!r} has {len(mine)} branches"
+            assert 0 < len(mine) <= self.max_branches, f"agent {agent!r} has {len(mine)} branches"
             for number, branch in mine.items():
                 where = (branch.namespace, branch.agent, branch.number)
                 assert where == (namespace, agent, number), f"branch {where} is under {(namespace, agent, number)}"
@@ -274,7 +274,7 @@ class BranchBook:
         conversation.
         """
         others = [each for each in self.of(latest.namespace, latest.agent) if each.number != latest.number]
-        num_excess = len(others) + 1 - self._max_branches
+        num_excess = len(others) + 1 - self.max_branches
         if num_excess <= 0:
             return []
         talks = [each for each in (latest, *others) if isinstance(each, KnownBranch) and len(each.turn_ends) > 1]

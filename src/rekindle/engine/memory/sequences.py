@@ -53,6 +53,13 @@ def _ending_at(branch: Branch, num_tokens: int) -> SequenceRecord:
     return replace(record, head=branch.hashes[branch.seen_blocks - 1])
 
 
+def stored_record(branch: KnownBranch, num_tokens: int, block_tokens: int) -> SequenceRecord:
+    """Return the record of a branch of which the store has its first tokens: all of them, or whole blocks."""
+    record = record_of(branch, num_tokens)
+    is_whole = num_tokens == branch.num_tokens
+    return record if is_whole else replace(record, head=branch.hashes[num_tokens // block_tokens - 1])
+
+
 def branch_of(record: SequenceRecord) -> Branch:
     """Return the branch of a record, without ids; all of it is durable."""
     return Branch(

@@ -1,0 +1,116 @@
+"""An agent's file: what was written is read, and nothing that a file claims is believed."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle.errors import BadRequest
+from rekindle.tier.agent_file import AgentFileReader, FileBlock, FileHead, FileText, written
+
+TEXTS = [
+    FileText(np.arange(70, dtype=np.uint32), "Schlüssel".encode(), (0, 30, 70)),
+    FileText(np.arange(20, dtype=np.uint32), b"key", (20,)),
+]
+HEAD = FileHead("ada", "pocket", "ab" * 32, {"weights": "12"}, 16, (100, 7), (70, 20), ((0, 30, 70), (20,)))
+BLOCKS = [
+    FileBlock(0, number, {part: np.full((100, 7)[part], number, np.uint8) for part in parts})
+    for number, parts in enumerate(((0,), (0, 1), (0,)))
+]
+
+
+def made(head: FileHead = HEAD) -> bytes:
+    return b"".join(written(head, TEXTS, BLOCKS))
+
+
+def read(data: bytes) -> tuple[FileHead, list[FileText], list[FileBlock]]:
+    reader = AgentFileReader(io.BytesIO(data))
+    return reader.head, list(reader.texts()), list(reader.blocks())
+
+
+def test_what_was_written_is_read() -> None:
+    head, texts, blocks = read(made())
+    assert head == HEAD
+    assert [(each.ids.tolist(), each.content, each.turn_ends) for each in texts] == [
+        (each.ids.tolist(), each.content, each.turn_ends) for each in TEXTS
+    ]
+    found = [
+        (each.branch, each.number, {part: kept.tolist() for part, kept in each.payloads.items()}) for each in blocks
+    ]
+    assert found == [
+        (0, at, {part: kept.tolist() for part, kept in each.payloads.items()}) for at, each in enumerate(BLOCKS)
+    ]
+
+
+def test_every_flipped_bit_and_every_cut_is_found() -> None:
+    data = made()
+    for at in range(len(data)):
+        with pytest.raises(BadRequest, match="nothing has changed: "):
+            read(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        with pytest.raises(BadRequest, match=r"(it ends too early|this is no agent's file)"):
+            read(data[:at])
+        with pytest.raises(BadRequest, match="nothing has changed: "):
+            skipping = AgentFileReader(io.BytesIO(data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]))
+            list(skipping.texts())
+            skipping.skip_blocks()
+
+
+def test_another_version_is_said() -> None:
+    data = made()
+    with pytest.raises(BadRequest, match="it is of version 2, and this Rekindle reads 1: update the older one"):
+        read(data[:8] + struct.pack("<H", 2) + data[10:])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_tokens": (70,)},
+        {"num_tokens": (), "turn_ends": ()},
+        {"num_tokens": (70, 0)},
+        {"num_tokens": (70, 1 << 32)},
+        {"num_tokens": (True, 20)},
+        {"turn_ends": ((30, 10), ())},
+        {"turn_ends": ((71,), ())},
+        {"turn_ends": ((-1,), ())},
+        {"part_bytes": ()},
+        {"part_bytes": (1,) * 33},
+        {"agent": 7},
+        {"agent": "\ud800"},
+        {"made_from": {"weights": 3}},
+        {"block_tokens": "16"},
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"its head (cannot be read|contradicts itself)"):
+        read(made(replace(HEAD, **changed)))
+
+
+def test_no_claim_takes_memory() -> None:
+    start = made()[:10]
+    huge = struct.pack("<cI", b"H", 0xFFFFFFFF)
+    head = b"".join(written(replace(HEAD, num_tokens=(0xFFFFFFFF, 20), turn_ends=((), ())), (), ()))[:-37]
+    frames = struct.pack("<cI", b"I", 4 * 0x3FFFFFFF)
+    block = made()[: -37 - len(BLOCKS) * 120] + struct.pack("<cI", b"B", 0xFFFFFFFF) + struct.pack("<III", 0, 0, 1)
+    tracemalloc.start()
+    for data in (start + huge, start + huge + b"[" * 100_000, head + frames, block):
+        with pytest.raises(BadRequest):
+            read(data)
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
+
+
+def test_blocks_with_other_parts_or_places_are_refused() -> None:
+    for block in (
+        FileBlock(2, 0, BLOCKS[0].payloads),
+        FileBlock(0, 0, {1: np.zeros(7, np.uint8)}),
+        FileBlock(0, 0, {0: np.zeros(99, np.uint8)}),
+        FileBlock(0, 0, {0: np.zeros(100, np.uint8), 2: np.zeros(1, np.uint8)}),
+    ):
+        with pytest.raises(BadRequest, match="a block has other parts or sizes than its head says"):
+            read(b"".join(written(HEAD, TEXTS, [block])))
