@@ -216,3 +216,61 @@ def test_what_an_agents_requests_marked_is_purged_from_a_stopped_store(tmp_path:
     assert run("purge", "bo", **environment).exit_code == 2
     with Engine.from_pretrained("pocket", **settings) as engine:
         assert (engine.stats().store or {})["num_blocks"] == 0
+
+
+def test_an_agent_goes_into_a_file_and_out_of_it(running: tuple[Client, dict[str, str]], tmp_path: Path) -> None:
+    client, env = running
+    talk(client, "eve", turns=2)
+    file, closed, key = tmp_path / "eve.agent", tmp_path / "eve.sealed", tmp_path / "key"
+    key.write_text("a copper key\n")
+    assert re.search(
+        r"^eve is in \S+: [\d.]+ \wiB, not encrypted: who has the file can read it$",
+        said("export", "eve", str(file), **env),
+    )
+    sealed = json.loads(said("export", "eve", str(closed), "--passphrase-file", str(key), "--json", **env))
+    assert sealed == {"id": "eve", "file": str(closed), "bytes": closed.stat().st_size, "encrypted": True}
+    assert TEXT.encode() in file.read_bytes() and TEXT.encode() not in closed.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o600 and sorted(tmp_path.iterdir()) == sorted((file, closed, key))
+    was = shown("eve", env)
+    count = f"{was['num_tokens']:,}"
+    opened = said("import", str(closed), "--passphrase-file", str(key), "--as", "eve/2", **env)
+    assert opened == f"eve/2 is imported: {count} tokens, all of them with their KV\n"
+    texts = said("import", str(file), "--as", "eve/3", "--texts-only", **env)
+    left = "it was left out, as asked; its next turn computes the rest"
+    assert texts == f"eve/3 is imported: {count} tokens, 0 of them with their KV: {left}\n"
+    said("delete", "eve", **env)
+    assert json.loads(said("import", str(file), "--json", **env))["id"] == "eve", "the id is that of the file"
+    assert shown("eve", env)["saved_tokens"] == was["num_tokens"]
+
+
+def test_files_that_cannot_be_used(running: tuple[Client, dict[str, str]], tmp_path: Path) -> None:
+    client, env = running
+    talk(client, "joe")
+    file, key, other = tmp_path / "joe.sealed", tmp_path / "key", tmp_path / "other"
+    key.write_text("a copper key")
+    other.write_text("a brass key")
+    said("export", "joe", str(file), "--passphrase-file", str(key), **env)
+    data = file.read_bytes()
+    (hurt := tmp_path / "hurt").write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+    (cut := tmp_path / "cut").write_bytes(data[:-1])
+    (empty := tmp_path / "empty").write_bytes(b"")
+    for arguments, why in (
+        (("export", "joe", str(file)), "is there already: remove it, or name another file"),
+        (("export", "nobody", str(tmp_path / "new")), "no agent 'nobody'"),
+        (("export", "joe", str(tmp_path / "no" / "new")), "cannot be written"),
+        (("import", str(file)), "is encrypted: name the file with its passphrase"),
+        (
+            ("import", str(file), "--passphrase-file", str(other)),
+            "the passphrase is another one, or the file was changed",
+        ),
+        (("import", str(file), "--passphrase-file", str(empty)), "is empty: write the passphrase in it"),
+        (("import", str(file), "--passphrase-file", str(key)), "agent 'joe' has a memory already"),
+        (("import", str(hurt), "--passphrase-file", str(key), "--as", "new"), "or the file was changed"),
+        (("import", str(cut), "--passphrase-file", str(key), "--as", "new"), "it ends too early"),
+        (("import", str(key), "--as", "new"), "this is no agent's file"),
+        (("import", str(tmp_path / "none")), "cannot be read"),
+    ):
+        result = run(*arguments, **env)
+        assert result.exit_code and why in " ".join(result.stderr.split()), (arguments, result.stderr)
+    assert run("show", "new", **env).exit_code == 2
+    assert not list(tmp_path.glob(".*"))

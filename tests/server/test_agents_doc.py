@@ -14,7 +14,7 @@ from tests.server.conftest import Served
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 # Each example, and what the page says of its answer, if it does.
 EXAMPLES = re.findall(r"^```bash\n(.*?)^```(?:\n\n```json\n(.*?)^```)?", PAGE, re.MULTILINE | re.DOTALL)
-ROUTES = ("prefill", "load", "pin", "fork", "rewind", "offload", "why", "purge")
+ROUTES = ("prefill", "load", "pin", "fork", "rewind", "offload", "why", "export", "import", "purge")
 
 
 def shape(value: Any, told: Any) -> Any:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rekindle.cli import stopped
+from rekindle.cli.agent_files import export_agent, import_agent
 from rekindle.cli.console import show_ago, show_duration, show_id, show_table
 from rekindle.cli.remote import Remote, Unreachable
 from rekindle.cli.settings import GroupedCommand, with_settings
@@ -215,6 +216,10 @@ def _proof(agent: str, answer: Mapping[str, Any]) -> str:
     if answer.get("sessions"):
         lines.append(f"its messages stay in {len(answer['sessions']):,} sessions that it takes part in")
     return "; ".join(lines)
+
+
+for name, command in (("export", export_agent), ("import", import_agent)):
+    agents.command(name, cls=GroupedCommand)(command)
 
 
 def _say(answer: Any, as_json: bool, text: str) -> int:

@@ -7,7 +7,7 @@ imported once a command asks, not for every `--help`.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -55,8 +55,8 @@ class Remote:
 
         return cls(url or url_of(settings.host, settings.port), settings.api_key, timeout_s=timeout_s)
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the JSON answer.
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | Iterable[bytes] | None = None) -> Any:
+        """Send a request, with a JSON body or the pieces of a file, and return the JSON answer.
 
         Raises Unreachable if no server answers, NotFound for a 404, ConfigError if the key is refused, and
         RekindleError with the server's message otherwise.
@@ -64,8 +64,8 @@ class Remote:
         import httpx
 
         try:
-            content = None if body is None else json.dumps(body)
-            moves = not is_loopback(self._http.base_url.host)
+            content = json.dumps(body) if isinstance(body, Mapping) else body
+            moves = not is_loopback(self._http.base_url.host) and (body is None or isinstance(body, Mapping))
             response = self._http.request(method, path, content=content, follow_redirects=moves)
         except httpx.HTTPError as error:
             raise _unreachable(self.url, error) from error
@@ -75,6 +75,22 @@ class Remote:
             return response.json()
         except ValueError as error:
             raise RekindleError(f"{self.url}{path} answers, but not in JSON: is it a Rekindle server?") from error
+
+    @contextmanager
+    def download(self, path: str) -> Iterator[Iterator[bytes]]:
+        """Get a file and yield its bytes, piece by piece; raises what `streaming` does."""
+        import httpx
+
+        try:
+            with self._http.stream("GET", path) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(response, self.url)
+                yield response.iter_raw()
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _unreachable(self.url, error) from error
+        except httpx.HTTPError as error:
+            raise _broken(self.url, error) from error
 
     @contextmanager
     def streaming(

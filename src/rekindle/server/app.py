@@ -21,6 +21,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
 from rekindle.server.agents.deletions import Deletions
+from rekindle.server.agents.files import FILES, files_router
 from rekindle.server.agents.prefill import prefill_router
 from rekindle.server.agents.routes import agents_router
 from rekindle.server.answers.answer import RouteContext
@@ -170,6 +171,7 @@ def create_app(
     _add_generating(app, RouteContext(engine, served, group, ids, clock, settings.ping_s, settings.strict))
     for router in (
         agents_router(engine, history, Deletions(engine, history, responses, app.extensions, clock=clock)),
+        files_router(engine, settings),
         *(extension.router for extension in app.extensions),
         responses_router(responses),
         prefill_router(engine, served, group, ping_s=settings.ping_s, strict=settings.strict),
@@ -195,7 +197,7 @@ def create_app(
         app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
     app.add_middleware(RequestForms)
-    app.add_middleware(Limits, settings=settings, gate=app.gate)
+    app.add_middleware(Limits, settings=settings, gate=app.gate, files=FILES)
     app.add_middleware(TenantRequests, settings=settings)
     app.add_middleware(Guard, settings=settings)
     return app

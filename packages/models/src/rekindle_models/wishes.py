@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.errors import BadRequest
+from rekindle.server.agents.files import FILES
 from rekindle.server.border import dialect_of, parse_json
 from rekindle.server.ollama.bodies import KeepAlive
 from rekindle_models.named import Model, Models
@@ -116,8 +117,8 @@ def wish_of(scope: Scope, body: bytes, models: Models) -> Wish:
 
 
 def _fields(scope: Scope, body: bytes) -> Mapping[str, Any]:
-    """Return the body's object; empty if there is no body."""
-    if not body:
+    """Return the body's object; empty if there is no body, or a file in its place."""
+    if not body or FILES.fullmatch(scope["raw_path"]):
         return {}
     found = parse_json(body)
     return found if isinstance(found, dict) else {}

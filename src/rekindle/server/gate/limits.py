@@ -2,26 +2,29 @@
 what one tenant may keep.
 
 Owns the number of requests in progress, which a shutdown waits for, and the bytes of their bodies. A body is read whole
-before any route sees it, so that no route has to bound it, and counts until its request is answered. `connections`
-bounds connections, the engine bounds waiting requests. How much of a body becomes prompt is not known here.
+before any route sees it, so that no route has to bound it, and counts until its request is answered; but for files,
+which their route takes piece by piece (`to_file`). `connections` bounds connections, the engine bounds waiting
+requests. How much of a body becomes prompt is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle import allocator
 from rekindle.config import WORDS_SHARE, ServerSettings
-from rekindle.server.border import HttpError, Problem, invalid
+from rekindle.errors import Cancelled, StoreRefused
+from rekindle.server.border import HttpError, Problem, in_thread, invalid
 from rekindle.server.gate.caller import access_of
 
 if TYPE_CHECKING:  # a server of several models computes nothing, and imports no torch
@@ -162,7 +165,10 @@ class _Body:
 
 
 class Limits:
-    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and passes whole bodies on."""
+    """ASGI middleware after the guard: answers 408, 413, 415, 429 and 503 itself, and passes whole bodies on.
+
+    Bodies that are POSTed to a path of `files` are passed on unread: their route bounds them.
+    """
 
     def __init__(
         self,
@@ -170,9 +176,11 @@ class Limits:
         *,
         settings: ServerSettings,
         gate: ShutdownGate,
+        files: re.Pattern[bytes] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
+        self._files = files
         self._settings = settings
         self._gate = gate
         self._clock = clock
@@ -211,6 +219,9 @@ class Limits:
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            await self._app(scope, receive, send)
+            return
+        if self._files is not None and scope["method"] == "POST" and self._files.fullmatch(scope["raw_path"]):
             await self._app(scope, receive, send)
             return
         body = _Body(access_of(Request(scope)).namespace)
@@ -287,6 +298,34 @@ class Limits:
             return {"type": "http.request", "body": body, "more_body": False}
 
         return hand
+
+
+async def to_file(request: Request, file: BinaryIO, *, most: int, timeout_s: float) -> None:
+    """Write a body to a file as it comes, of at most so many bytes. HttpError if it is larger, slower than
+    `MIN_BYTES_PER_S` after `timeout_s` seconds, encoded, or broken; StoreError if the disk refuses it.
+    """
+    problem = _coded(request.headers)
+    if problem is not None:
+        raise problem
+    num_bytes, began, pieces = 0, time.monotonic(), request.stream()
+    try:
+        while True:
+            left_s = timeout_s + num_bytes / MIN_BYTES_PER_S - (time.monotonic() - began)
+            piece = await asyncio.wait_for(anext(pieces, None), max(0.0, left_s))
+            if broken := request.scope.get("state", {}).get(_BROKEN):
+                raise invalid(400, broken)
+            if piece is None:
+                return
+            num_bytes += len(piece)
+            if num_bytes > most:
+                raise invalid(413, f"the file is larger than {_size(most)}, which is what the store has room for")
+            await in_thread(file.write, piece)
+    except TimeoutError:
+        raise invalid(408, "timed out reading the request body") from None
+    except ClientDisconnect:
+        raise Cancelled("the client left before all of the file had come") from None
+    except OSError as error:
+        raise StoreRefused(f"the file cannot be taken, and nothing has changed: {error}") from error
 
 
 def kept_bytes(engine: Engine, settings: ServerSettings) -> int:
