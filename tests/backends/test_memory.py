@@ -129,3 +129,28 @@ def test_another_model_is_refused(pair: Pair, tmp_path: Path) -> None:
         serving(store=str(tmp_path), backend=f"openai={pair.backend.url}"),
     ):
         pass
+
+
+def test_texts_go_from_an_engine_to_a_front_and_back(pair: Pair, scripted_model: Path, tmp_path: Path) -> None:
+    settings = {"model": str(scripted_model), "threads": 1, "hot_bytes": "16MiB"}
+    with serving(store=str(tmp_path / "own"), **settings) as own:
+        first = asked(own, "eva", LONG)
+        data = own.send("GET", "/v1/agents/eva/export").body
+    with fronting(scripted_model, pair.backend, tmp_path / "front") as front:
+        came = front.send("POST", "/v1/agents/eva/import", data).json
+        assert (came["kv_tokens"], came["without_kv"]) == (0, "another server computes here, and has its own")
+        assert came["saved_tokens"] == came["num_tokens"] == first["usage"]["total_tokens"]
+    with fronting(scripted_model, pair.backend, tmp_path / "front") as front:
+        second = asked(front, "eva", LONG, text_of(first), "talk on")["rekindle"]
+        stored = [*first["rekindle"]["prompt_ids"], *first["rekindle"]["completion_ids"]]
+        assert second["prompt_ids"][: len(stored)] == stored
+        (branch,) = front.send("GET", "/v1/agents/eva").json["branch_infos"]
+        assert branch["num_turns"] == 2, "the branch went on that was imported"
+        back = front.send("GET", "/v1/agents/eva/export").body
+    assert len(back) < len(data) // 4, "a front has no KV"
+    with serving(store=str(tmp_path / "back"), **settings) as own:
+        came = own.send("POST", "/v1/agents/eva/import", back).json
+        assert came["kv_tokens"] == 0 and "is not what computes here" in came["without_kv"]
+        ids = [*second["prompt_ids"], *second["completion_ids"]]
+        words = (LONG, text_of(first), "talk on", "It is in the attic of the house.", "talk more")
+        assert asked(own, "eva", *words)["rekindle"]["prompt_ids"][: len(ids)] == ids

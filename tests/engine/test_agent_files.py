@@ -19,7 +19,7 @@ import pytest
 from rekindle import Engine
 from rekindle.engine.types import AgentInfo, ChatResult, Imported
 from rekindle.errors import BadRequest, NotFound, StoreError
-from rekindle.tier.agent_file import AgentFileReader, written
+from rekindle.tier.agent_file import AgentFileReader, FileBlock, written
 from tests.engine.replicas import ask, history
 from tests.proofs import proved
 from tests.server.scripted import write_scripted_model
@@ -143,10 +143,26 @@ def test_texts_alone_where_another_model_reads_the_same(machines: Machines, file
     assert computed.report.reused_tokens == 0 and computed.prompt_ids == file.reply.prompt_ids
     assert imported(wider, file.data, "bo", kv="off").without_kv == "it was left out, as asked"
     assert ask(wider, file.told, "bo").token_ids == file.reply.token_ids
+    wider.check()
     stranger = machines.start("stranger", tiny_model_dir("llama", "fp32", tmp_path / "models"))
     with pytest.raises(BadRequest, match="its token ids mean other texts to the model that is served here than to"):
         imported(stranger, file.data)
     assert stranger.agents() == []
+
+
+def test_kv_that_is_missing_is_computed(machines: Machines, file: Exported) -> None:
+    there = machines.start("there")
+    came = imported(there, with_blocks(file.data, lambda blocks: blocks[:5]))
+    assert (came.num_tokens, came.kv_tokens) == (file.was.num_tokens, 5 * 16)
+    moved = ask(there, file.told)
+    assert moved.report.reused_tokens == 5 * 16 and moved.prompt_ids == file.reply.prompt_ids
+    assert moved.token_ids == file.reply.token_ids
+    assert imported(there, with_blocks(file.data, lambda blocks: blocks[:5]), "bo") == replace(came, agent="bo")
+    there.check()
+    there.close()
+    there = machines.start("there")
+    assert there.agent("bo").info().num_tokens == 5 * 16, "what was not computed is not remembered"
+    assert ask(there, file.told).report.outcome == "exact"
 
 
 def test_what_cannot_be_taken_in_is_refused_and_changes_nothing(machines: Machines, file: Exported) -> None:
@@ -165,9 +181,23 @@ def test_what_cannot_be_taken_in_is_refused_and_changes_nothing(machines: Machin
             imported(there, data[:at], "bo")
     with pytest.raises(BadRequest, match="there is more after its end"):
         imported(there, data + b"x", "bo")
+    for blocks, why in (
+        (lambda each: each[::-1], "its blocks are out of order"),
+        (lambda each: [each[1], *each], "its blocks are out of order"),
+        (lambda each: [replace(each[0], number=10_000)], "it has a block after the end of its text"),
+    ):
+        with pytest.raises(BadRequest, match=why):
+            imported(there, with_blocks(data, blocks), "bo")
     with pytest.raises(BadRequest, match=r"it has 3 branches, and an agent keeps 2 here \(max_branches\)"):
         imported(there, several(data, 3), "bo")
     assert (there.stats().store, there.agents()) == before
+
+
+def with_blocks(data: bytes, change: Callable[[list[FileBlock]], list[FileBlock]]) -> bytes:
+    """A file with other blocks."""
+    reader = AgentFileReader(io.BytesIO(data))
+    texts = list(reader.texts())
+    return b"".join(written(reader.head, texts, change(list(reader.blocks()))))
 
 
 def several(data: bytes, num: int) -> bytes:

@@ -117,6 +117,16 @@ def test_a_swap_away_and_back_reuses_the_agents_memory_and_every_model_has_its_o
     assert host.ask("GET", f"/models/{back}/health/ready").json()["status"] == "ok"
 
 
+def test_an_agent_goes_through_the_server_as_a_file(host: Host) -> None:
+    host.chat("small", "eve")
+    file = host.ask("GET", "/models/small/v1/agents/eve/export").content
+    assert len(file) > 10_000
+    came = host.http.post("/models/small/v1/agents/eve%2F2/import", content=file).json()
+    assert (came["id"], came["kv_tokens"]) == ("eve/2", came["num_tokens"])
+    other = host.http.post("/v1/agents/eve/import", content=file, headers={"X-Rekindle-Model": "scripted"})
+    assert other.status_code == 400 and "its token ids mean other texts" in other.json()["error"]["message"]
+
+
 def test_a_stored_response_is_found_with_the_model_that_answered(host: Host) -> None:
     body = {"model": "scripted", "input": "talk", "max_output_tokens": 16}
     made = host.ask("POST", "/v1/responses", body).json()

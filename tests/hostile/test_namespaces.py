@@ -55,6 +55,7 @@ def test_another_tenants_agent_does_not_exist(target: Target) -> None:
     for method, path in (
         ("GET", ""),
         ("GET", "/why"),
+        ("GET", "/export"),
         ("POST", "/offload"),
         ("POST", "/pin"),
         ("DELETE", "/pin"),

@@ -92,16 +92,22 @@ def test_a_head_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
 
 
 def test_no_claim_takes_memory() -> None:
-    start = made()[:10]
+    """Of a head, of ids and of a block that claim gigabytes, and of JSON that nests without end."""
+    start, most = made()[:10], 0x3FFFFFFF
     huge = struct.pack("<cI", b"H", 0xFFFFFFFF)
-    head = b"".join(written(replace(HEAD, num_tokens=(0xFFFFFFFF, 20), turn_ends=((), ())), (), ()))[:-37]
-    frames = struct.pack("<cI", b"I", 4 * 0x3FFFFFFF)
-    block = made()[: -37 - len(BLOCKS) * 120] + struct.pack("<cI", b"B", 0xFFFFFFFF) + struct.pack("<III", 0, 0, 1)
+    ids = b"".join(written(replace(HEAD, num_tokens=(most, 20), turn_ends=((), ())), (), ()))[:-37]
+    block = b"".join(written(replace(HEAD, part_bytes=(4 * most - 12, 7)), TEXTS, ()))[:-37]
+    claims = (
+        start + huge,
+        start + struct.pack("<cI", b"H", 100_000) + b"[" * 100_000,
+        ids + struct.pack("<cI", b"I", 4 * most) + bytes(100),
+        block + struct.pack("<cI", b"B", 4 * most) + struct.pack("<III", 0, 0, 1) + bytes(100),
+    )
     tracemalloc.start()
-    for data in (start + huge, start + huge + b"[" * 100_000, head + frames, block):
-        with pytest.raises(BadRequest):
+    for data, why in zip(claims, ("a frame", "cannot be read", "ends too early", "ends too early"), strict=True):
+        with pytest.raises(BadRequest, match=why):
             read(data)
-    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
 
 

@@ -1,5 +1,6 @@
 """All defects that tests must notice: see `tools.mutants`."""
 
+from tools.defects.agent_files import AGENT_FILES
 from tools.defects.ahead import LAUNCHED
 from tools.defects.calls import STRICT_CALLS
 from tools.defects.cards import CARDS
@@ -55,6 +56,7 @@ MUTANTS = (
     *REPLICAS,
     *SECRET,
     *TIER,
+    *AGENT_FILES,
     *FRONTS,
     *HOSTS,
     *LLAMA,

@@ -105,9 +105,9 @@ class AgentFiles:
             if num_staged < chains.num_named:
                 raise StoreError("the agent is not imported: the store's disk takes its blocks too slowly; try again")
         self._admin.take_in(branches, chains.records())
-        longest = max(branch.num_tokens for branch in branches)
-        kv_tokens = 0 if without_kv is not None else max(map(chains.num_tokens, range(len(branches))))
-        return Imported(self._agent, longest, kv_tokens, without_kv)
+        longest = max(branches, key=lambda branch: branch.num_tokens)
+        kv_tokens = 0 if without_kv is not None else chains.num_tokens(longest.number)
+        return Imported(self._agent, longest.num_tokens, kv_tokens, without_kv)
 
     def _verify(self, reader: AgentFileReader) -> int:
         """Read a file to its end; return the bytes of its blocks. BadRequest if it is damaged, or too long for here."""

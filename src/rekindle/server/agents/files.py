@@ -28,6 +28,10 @@ from rekindle.server.gate.limits import to_file
 
 FILES = re.compile(rb"(?:/models/[^/]+)?/v1/agents/[^/]+/import")  # paths whose bodies are files
 MEDIA_TYPE = "application/vnd.rekindle.agent"
+BODY = {  # of an import, whatever its Content-Type says
+    "required": True,
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+}
 
 
 class ImportedEntry(AgentEntry):
@@ -88,7 +92,7 @@ def files_router(engine: Engine, settings: ServerSettings) -> APIRouter:
         """The agent as a file: its texts and their KV, as a stream. A file that ends early is refused by an import."""
         return StreamingResponse(engine.agent(agent, namespace=namespace).export(), media_type=MEDIA_TYPE)
 
-    @router.post("/{id}/import", response_model=ImportedEntry)
+    @router.post("/{id}/import", response_model=ImportedEntry, openapi_extra={"requestBody": BODY})
     async def import_agent(
         request: Request, agent: Agent, namespace: Namespace, kv: Literal["same_model", "off"] = "same_model"
     ) -> dict[str, Any]:

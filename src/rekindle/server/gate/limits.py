@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from starlette.datastructures import Headers
@@ -222,7 +223,7 @@ class Limits:
             await self._app(scope, receive, send)
             return
         if self._files is not None and scope["method"] == "POST" and self._files.fullmatch(scope["raw_path"]):
-            await self._app(scope, receive, send)
+            await self._app(scope, partial(self._gate.listen, receive), send)
             return
         body = _Body(access_of(Request(scope)).namespace)
         try:

@@ -1,0 +1,112 @@
+"""Defects in agents' files: their bytes, what is taken in of them, encryption, uploads."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import Edit, Mutant, one
+
+FORMAT, SEALED, ENGINE = "tier/agent_file.py", "tier/sealed_file.py", "engine/agent_files.py"
+OF_FORMAT, OF_SEALED = "tests/tier/test_agent_file.py", "tests/tier/test_sealed_file.py"
+OF_ENGINE, OF_ROUTES = "tests/engine/test_agent_files.py", "tests/server/test_agent_files.py"
+
+AGENT_FILES: tuple[Mutant, ...] = (
+    one(
+        "an agent's file whose digest is not compared",
+        FORMAT,
+        "if num_bytes != _DIGEST_BYTES or self._take(_DIGEST_BYTES) != digest:",
+        "if num_bytes != _DIGEST_BYTES or not self._take(_DIGEST_BYTES):",
+        f"{OF_FORMAT}::test_every_flipped_bit_and_every_cut_is_found",
+    ),
+    one(
+        "memory for what a frame claims",
+        FORMAT,
+        "            piece = self._source.read(min(CHUNK, num_bytes))\n",
+        "            piece = bytearray(min(num_bytes, 1 << 26)) and self._source.read(min(CHUNK, num_bytes))\n",
+        f"{OF_FORMAT}::test_no_claim_takes_memory",
+    ),
+    one(
+        "an import that begins before all of its file was read",
+        ENGINE,
+        "        return reader.skip_blocks()\n",
+        "        return 0\n",
+        f"{OF_ENGINE}::test_what_cannot_be_taken_in_is_refused_and_changes_nothing",
+    ),
+    one(
+        "ids that mean something else here",
+        ENGINE,
+        " or self._content(text.ids) != text.content:",
+        ":",
+        f"{OF_ENGINE}::test_texts_alone_where_another_model_reads_the_same",
+    ),
+    one(
+        "KV of another model",
+        ENGINE,
+        "if head.identity != ours.identity:",
+        "if head.identity == self._agent:",
+        f"{OF_ENGINE}::test_texts_alone_where_another_model_reads_the_same",
+    ),
+    one(
+        "an agent's file without its tail",
+        ENGINE,
+        "for number, block in enumerate(chain) if",
+        "for number, block in enumerate(chain[:-1]) if",
+        f"{OF_ENGINE}::test_an_agent_goes_on_elsewhere_as_where_it_was",
+    ),
+    one(
+        "an agent's file without windows",
+        ENGINE,
+        "yield FileBlock(at, number, block.payloads)",
+        "yield FileBlock(at, number, {0: block.payloads[0]})",
+        f"{OF_ENGINE}::test_windows_and_states_go_along_and_last",
+    ),
+    one(
+        "a block of a file before its parent",
+        ENGINE,
+        "if identity.hash in self._come or not (identity.parent == identity.root or identity.parent in self._come):",
+        "if identity.hash in self._come:",
+        f"{OF_ENGINE}::test_what_cannot_be_taken_in_is_refused_and_changes_nothing",
+    ),
+    one(
+        "a record of more than has come",
+        ENGINE,
+        "[stored_record(branch, end, self._size) for branch, end in ends if end]",
+        "[stored_record(branch, branch.num_tokens, self._size) for branch, end in ends if end]",
+        f"{OF_ENGINE}::test_kv_that_is_missing_is_computed",
+    ),
+    one(
+        "texts of a front that end with it",
+        ENGINE,
+        "chains.named(iter(())) if self._parts.has_kv else chains.named(self._blank(chains))",
+        "chains.named(iter(()))",
+        "tests/backends/test_memory.py::test_texts_go_from_an_engine_to_a_front_and_back",
+    ),
+    Mutant(
+        "an end of a sealed file that can be cut off",
+        (
+            Edit(SEALED, "encrypt(_NONCE.pack(number, last)", "encrypt(_NONCE.pack(number, 0)"),
+            Edit(SEALED, "decrypt(_NONCE.pack(number, last)", "decrypt(_NONCE.pack(number, 0)"),
+        ),
+        (f"{OF_SEALED}::test_nothing_of_it_can_be_changed_moved_or_left_out",),
+    ),
+    Mutant(
+        "chunks of a sealed file that can be moved",
+        (
+            Edit(SEALED, "encrypt(_NONCE.pack(number, last)", "encrypt(_NONCE.pack(0, last)"),
+            Edit(SEALED, "decrypt(_NONCE.pack(number, last)", "decrypt(_NONCE.pack(0, last)"),
+        ),
+        (f"{OF_SEALED}::test_nothing_of_it_can_be_changed_moved_or_left_out",),
+    ),
+    one(
+        "a file of any size",
+        "server/gate/limits.py",
+        '            if num_bytes > most:\n                raise invalid(413, f"the file',
+        '            if num_bytes < 0:\n                raise invalid(413, f"the file',
+        f"{OF_ROUTES}::test_a_tenant_has_one_upload_of_its_part_of_the_disk",
+    ),
+    one(
+        "an upload that keeps all tenants from theirs",
+        "server/agents/files.py",
+        "if namespace in self._under_way:",
+        "if self._under_way:",
+        f"{OF_ROUTES}::test_a_tenant_has_one_upload_of_its_part_of_the_disk",
+    ),
+)
