@@ -165,6 +165,33 @@ def test_kv_that_is_missing_is_computed(machines: Machines, file: Exported) -> N
     assert ask(there, file.told).report.outcome == "exact"
 
 
+def test_damaged_kv_is_left_out_of_a_file(machines: Machines, file: Exported) -> None:
+    with engine_of(machines.model, machines.directory / "here") as here:
+        spoken(here)
+    reader = AgentFileReader(io.BytesIO(file.data))
+    list(reader.texts())
+    blocks = list(reader.blocks())
+    (shard,) = (machines.directory / "here").glob("*/blocks-0-000.safetensors")
+    with shard.open("r+b") as written_to:
+        at = written_to.read(4 << 20).index(blocks[8].payloads[0].tobytes())
+        written_to.seek(at + 100)
+        written_to.write(bytes([blocks[8].payloads[0][100] ^ 1]))
+    here = machines.start("here")
+    data = b"".join(here.agent("ada").export())
+    assert len(data) < len(file.data)
+    there = machines.start("there", disk_writes_a_day=20_000)
+    with pytest.raises(StoreError, match="agent 'ada' cannot be saved, so it is not imported"):
+        imported(there, data)
+    assert there.agents() == []
+    there.close()
+    there = machines.start("there")
+    came = imported(there, data)
+    assert came == Imported("ada", file.was.num_tokens, 8 * 16)
+    moved = ask(there, file.told)
+    assert (moved.prompt_ids, moved.token_ids) == (file.reply.prompt_ids, file.reply.token_ids)
+    assert moved.report.reused_tokens == came.kv_tokens
+
+
 def test_what_cannot_be_taken_in_is_refused_and_changes_nothing(machines: Machines, file: Exported) -> None:
     there, data = machines.start("there", max_branches=2), file.data
     ask(there, history(3))
@@ -190,6 +217,8 @@ def test_what_cannot_be_taken_in_is_refused_and_changes_nothing(machines: Machin
             imported(there, with_blocks(data, blocks), "bo")
     with pytest.raises(BadRequest, match=r"it has 3 branches, and an agent keeps 2 here \(max_branches\)"):
         imported(there, several(data, 3), "bo")
+    with pytest.raises(BadRequest, match="its token ids mean other texts"):
+        imported(there, several(data, 1, content=b"Remember that the copper key is in the cellar."), "bo")
     assert (there.stats().store, there.agents()) == before
 
 
@@ -200,10 +229,10 @@ def with_blocks(data: bytes, change: Callable[[list[FileBlock]], list[FileBlock]
     return b"".join(written(reader.head, texts, change(list(reader.blocks()))))
 
 
-def several(data: bytes, num: int) -> bytes:
+def several(data: bytes, num: int, **changed: Any) -> bytes:
     """A file of an agent whose first branch is there so many times, without blocks."""
     reader = AgentFileReader(io.BytesIO(data))
-    text, ends = next(reader.texts()), reader.head.turn_ends[:1]
+    text, ends = replace(next(reader.texts()), **changed), reader.head.turn_ends[:1]
     head = replace(reader.head, num_tokens=(len(text.ids),) * num, turn_ends=ends * num)
     return b"".join(written(head, [text] * num, ()))
 

@@ -74,3 +74,19 @@ def test_a_second_signal_ends_at_once_and_what_was_said_is_kept(tmp_path: Path, 
     with ForkedServer(flags, log=tmp_path / "log") as server:
         assert server.wait_ready().chat(LONG["messages"], agent="ada", max_tokens=1).report["reused_tokens"] > 0
         assert server.stop() == 0
+
+
+def test_an_upload_that_hangs_does_not_outlast_a_stop(tmp_path: Path) -> None:
+    flags, variables = [*FLAGS, "--store", str(tmp_path / "store")], {"stop_s": "1"}
+    with ForkedServer(flags, log=tmp_path / "log", variables=variables) as server:
+        server.wait_ready()
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+            connection.putrequest("POST", "/v1/agents/ada/import")
+            connection.putheader("Content-Length", "1000000")
+            connection.endheaders(b"RKAGENT")
+            while not list((tmp_path / "store").glob("*")) or refused(server.port):
+                time.sleep(0.01)
+            os.kill(server.pid, signal.SIGTERM)
+            assert server.wait_end() == 0
+    log = (tmp_path / "log").read_text()
+    assert "the client left before all of the file had come" in log and "Traceback" not in log

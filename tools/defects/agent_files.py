@@ -35,7 +35,7 @@ AGENT_FILES: tuple[Mutant, ...] = (
         ENGINE,
         " or self._content(text.ids) != text.content:",
         ":",
-        f"{OF_ENGINE}::test_texts_alone_where_another_model_reads_the_same",
+        f"{OF_ENGINE}::test_what_cannot_be_taken_in_is_refused_and_changes_nothing",
     ),
     one(
         "KV of another model",
@@ -101,6 +101,13 @@ AGENT_FILES: tuple[Mutant, ...] = (
         '            if num_bytes > most:\n                raise invalid(413, f"the file',
         '            if num_bytes < 0:\n                raise invalid(413, f"the file',
         f"{OF_ROUTES}::test_a_tenant_has_one_upload_of_its_part_of_the_disk",
+    ),
+    one(
+        "an upload that a stop waits for",
+        "server/gate/limits.py",
+        "partial(self._gate.listen, receive)",
+        "receive",
+        "tests/server/test_stop.py::test_an_upload_that_hangs_does_not_outlast_a_stop",
     ),
     one(
         "an upload that keeps all tenants from theirs",

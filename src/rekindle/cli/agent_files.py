@@ -24,7 +24,7 @@ from rekindle.config import Settings, show_bytes
 from rekindle.errors import BadRequest, ConfigError
 
 TIMEOUT_S = 3600.0  # the disk of a server may write gigabytes before it answers
-PIECE = 1 << 20
+PIECE = 1 << 16  # a server bounds the chunks of a body by the size of other bodies
 PassphraseOption = Annotated[
     Path | None, typer.Option("--passphrase-file", help="encrypt or open it with the passphrase or key in this file")
 ]
