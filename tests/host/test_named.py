@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,9 @@ def test_commands_say_what_they_need(tmp_path: Path) -> None:
 def test_a_gguf_file_is_named_by_its_type() -> None:
     names = ("Qwen3-8B-Q4_K_M.gguf", "gemma.f16.gguf", "sub/mini-IQ2_XXS.GGUF", "odd.gguf")
     assert [label_of(name) for name in names] == ["Q4_K_M", "f16", "IQ2_XXS", "odd"]
+
+
+def test_a_server_of_several_models_imports_nothing_that_computes() -> None:
+    """What it shares with the server of one model: routes of that would bring the engine along, and torch."""
+    code = "import sys, rekindle_models.app; assert not {'torch', 'rekindle.engine.api'} & sys.modules.keys()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,7 +21,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.errors import RekindleError
 from rekindle.server.agents.deletions import Deletions
-from rekindle.server.agents.files import FILES, files_router
+from rekindle.server.agents.files import files_router
 from rekindle.server.agents.prefill import prefill_router
 from rekindle.server.agents.routes import agents_router
 from rekindle.server.answers.answer import RouteContext
@@ -30,7 +30,7 @@ from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route, on_error
 from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.caller import Guard
-from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests, kept_bytes
+from rekindle.server.gate.limits import FILES, Limits, ShutdownGate, TenantRequests, kept_bytes
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.endings import Endings

@@ -21,8 +21,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.errors import BadRequest
-from rekindle.server.agents.files import FILES
 from rekindle.server.border import dialect_of, parse_json
+from rekindle.server.gate.limits import FILES
 from rekindle.server.ollama.bodies import KeepAlive
 from rekindle_models.named import Model, Models
 
@@ -118,7 +118,7 @@ def wish_of(scope: Scope, body: bytes, models: Models) -> Wish:
 
 def _fields(scope: Scope, body: bytes) -> Mapping[str, Any]:
     """Return the body's object; empty if there is no body, or a file in its place."""
-    if not body or FILES.fullmatch(scope["raw_path"]):
+    if not body or FILES.fullmatch(scope.get("raw_path", b"")):
         return {}
     found = parse_json(body)
     return found if isinstance(found, dict) else {}

@@ -8,17 +8,17 @@ client has opened it: no passphrase is sent to a server.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, cast
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from rekindle.agent_ids import check_new_agent_id
 from rekindle.config import ServerSettings
+from rekindle.engine.agent_files import Kv
 from rekindle.engine.api import Engine
 from rekindle.errors import Conflict, StoreError, StoreRefused
 from rekindle.server.agents.routes import PREFIX, Agent, AgentEntry, described
@@ -26,7 +26,6 @@ from rekindle.server.border import Router, in_thread
 from rekindle.server.gate.caller import Namespace
 from rekindle.server.gate.limits import to_file
 
-FILES = re.compile(rb"(?:/models/[^/]+)?/v1/agents/[^/]+/import")  # paths whose bodies are files
 MEDIA_TYPE = "application/vnd.rekindle.agent"
 BODY = {  # of an import, whatever its Content-Type says
     "required": True,
@@ -94,7 +93,10 @@ def files_router(engine: Engine, settings: ServerSettings) -> APIRouter:
 
     @router.post("/{id}/import", response_model=ImportedEntry, openapi_extra={"requestBody": BODY})
     async def import_agent(
-        request: Request, agent: Agent, namespace: Namespace, kv: Literal["same_model", "off"] = "same_model"
+        request: Request,
+        agent: Agent,
+        namespace: Namespace,
+        kv: Annotated[Kv, Query(description="`off`: texts alone, so that all KV is computed here")] = "same_model",
     ) -> dict[str, Any]:
         """Make a new agent from the file in the body. A 400 says what is wrong with it, and nothing has changed.
 

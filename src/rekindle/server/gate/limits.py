@@ -37,6 +37,7 @@ SHARE = 0.5  # of that budget, for one namespace if there are several
 MAX_CODING_CHARS = 50  # of a coding's name, in error messages
 _BROKEN = "rekindle_broken_body"
 LIMITED = ("/v1/", "/api/")
+FILES = re.compile(rb"(?:/models/[^/]+)?/v1/agents/[^/]+/import")  # paths whose bodies are files
 STOPPING = Problem(503, "server_error", "the server is stopping: try again", code="stopping", retry_after_s=5)
 CROWDED = Problem(503, "server_error", "too many large bodies at once: try again", code="overloaded", retry_after_s=1)
 LARGE = 1 << 20  # bytes of a body that make a trim worthwhile
