@@ -70,6 +70,10 @@ class LlamaServer:
         answer = self._completed(ids, num_tokens, slot, top_k=1, return_tokens=True)
         return answer["tokens"], answer["timings"]["cache_n"]
 
+    def go_back(self, ids: Sequence[int], slot: int) -> int:
+        """Have a slot go back to these tokens of its text; how many of them were reused."""
+        return int(self._completed(ids, 0, slot)["timings"]["cache_n"])
+
     def scored(self, ids: Sequence[int], num_tokens: int, slot: int) -> tuple[list[tuple[int, float]], int]:
         """As `complete`, each token with its log probability."""
         answer = self._completed(ids, num_tokens, slot, n_probs=1)
