@@ -102,6 +102,13 @@ def imported(engine: Engine, data: bytes, agent: str = "ada", **more: Any) -> Im
     return engine.agent(agent).import_file(of(data), **more)
 
 
+def block_of(data: bytes) -> FileBlock:
+    """Return the first block of a file."""
+    reader = AgentFileReader(io.BytesIO(data))
+    list(reader.texts())
+    return next(reader.blocks())
+
+
 def test_an_agent_goes_on_elsewhere_as_where_it_was(machines: Machines, file: Exported) -> None:
     there, was = machines.start("there"), file.was
     came = imported(there, file.data, "bo")
@@ -163,6 +170,23 @@ def test_kv_that_is_missing_is_computed(machines: Machines, file: Exported) -> N
     there = machines.start("there")
     assert there.agent("bo").info().num_tokens == 5 * 16, "what was not computed is not remembered"
     assert ask(there, file.told).report.outcome == "exact"
+
+
+def test_a_rewind_to_nothing_lasts(machines: Machines, file: Exported) -> None:
+    """A turn ends at 0 where another reply took the place of all of it."""
+    reader = AgentFileReader(io.BytesIO(file.data))
+    text, *_ = reader.texts()
+    head = replace(reader.head, num_tokens=reader.head.num_tokens[:1], turn_ends=((0, len(text.ids)),))
+    there = machines.start("there")
+    imported(there, b"".join(written(head, [text], ())), "cold")
+    assert imported(there, b"".join(written(head, [text], [block_of(file.data)]))).kv_tokens == 16
+    for agent in ("cold", "ada"):
+        assert there.agent(agent).rewind(1) == 0
+        with pytest.raises(NotFound):
+            there.agent(agent).info()
+    there.check()
+    there.close()
+    assert machines.start("there").agents() == []
 
 
 def test_damaged_kv_is_left_out_of_a_file(machines: Machines, file: Exported) -> None:

@@ -198,7 +198,7 @@ class AgentCommands:
             )
         before = Before((branch,), self._memory.book.pinned_until(namespace, agent, self._now()))
         left = branch.turn_ends[: len(branch.turn_ends) - turns]
-        if not left:
+        if not left or not left[-1]:  # a turn may end at 0: where another reply took the place of its beginning
             return Rewound(0, before, self._memory.forget(branch))
         shorter = self._shortened(branch, left)
         self._memory.unindex(branch)
