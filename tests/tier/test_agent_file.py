@@ -78,6 +78,8 @@ def test_another_version_is_said() -> None:
         {"turn_ends": ((30, 10), ())},
         {"turn_ends": ((71,), ())},
         {"turn_ends": ((-1,), ())},
+        {"turn_ends": ((0,) * 71, ())},
+        {"model": "m" * 4097},
         {"part_bytes": ()},
         {"part_bytes": (1,) * 33},
         {"agent": 7},
@@ -109,6 +111,19 @@ def test_no_claim_takes_memory() -> None:
             read(data)
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
+
+
+def test_no_more_blocks_are_counted_than_the_texts_have() -> None:
+    head = replace(HEAD, num_tokens=(33, 16), turn_ends=((), ()))
+    texts = [FileText(text.ids[:num], b"", ()) for text, num in zip(TEXTS, head.num_tokens, strict=True)]
+    for num_blocks, found in ((4, None), (5, "it has more blocks than its texts")):
+        reader = AgentFileReader(io.BytesIO(b"".join(written(head, texts, BLOCKS[:1] * num_blocks))))
+        assert len(list(reader.texts())) == 2
+        if found is None:
+            assert reader.skip_blocks() == num_blocks * 112
+        else:
+            with pytest.raises(BadRequest, match=found):
+                reader.skip_blocks()
 
 
 def test_blocks_with_other_parts_or_places_are_refused() -> None:

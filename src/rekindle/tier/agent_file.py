@@ -33,6 +33,7 @@ from rekindle.store.values import Bytes
 MAGIC = b"RKAGENT\n"
 VERSION = 1
 MOST_HEAD = 4 << 20  # bytes of the JSON
+MOST_TEXT = 4096  # characters of a name in it
 MOST_TOKEN = 256  # bytes of a token, on average over a branch
 CHUNK = 1 << 20  # bytes that are read together
 _VERSION = struct.Struct("<H")
@@ -62,6 +63,11 @@ class FileHead:
     part_bytes: tuple[int, ...]
     num_tokens: tuple[int, ...]
     turn_ends: tuple[tuple[int, ...], ...]
+
+    @property
+    def most_blocks(self) -> int:
+        """How many blocks its texts have, where branches share none."""
+        return sum(-(-num // self.block_tokens) for num in self.num_tokens)
 
     @classmethod
     def of(cls, agent: str, spec: ModelSpec, texts: Sequence[FileText]) -> FileHead:
@@ -131,6 +137,7 @@ class AgentFileReader:
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self._digest = hashlib.sha256()
+        self._num_blocks = 0
         start = self._take(len(MAGIC) + _VERSION.size)
         if start[: len(MAGIC)] != MAGIC:
             raise refused("this is no agent's file")
@@ -163,6 +170,9 @@ class AgentFileReader:
         before = self._digest.copy()
         kind, num_bytes = self._frame_head()
         if kind == b"B":
+            self._num_blocks += 1
+            if self._num_blocks > self.head.most_blocks:
+                raise refused("it is damaged: it has more blocks than its texts")
             return num_bytes
         if kind != b"E":
             raise refused(f"it is damaged: a frame {kind!r} where a block or the end should be")
@@ -227,7 +237,10 @@ def _head(data: bytes) -> FileHead:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise refused(f"it is damaged: its head cannot be read ({type(error).__name__})") from error
     ordered = all(list(ends) == sorted(ends) for ends in head.turn_ends)
-    within = all(not ends or ends[-1] <= num for ends, num in zip(head.turn_ends, head.num_tokens, strict=False))
+    within = all(
+        not ends or (ends[-1] <= num and len(ends) <= num)
+        for ends, num in zip(head.turn_ends, head.num_tokens, strict=False)
+    )
     is_sound = len(head.turn_ends) == len(head.num_tokens) > 0 and 0 < len(head.part_bytes) <= 32
     if not (ordered and within and is_sound):
         raise refused("it is damaged: its head contradicts itself")
@@ -235,8 +248,8 @@ def _head(data: bytes) -> FileHead:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("no text")
+    if not isinstance(value, str) or len(value) > MOST_TEXT:
+        raise TypeError("no name")
     value.encode()  # a lone surrogate is none either
     return value
 
