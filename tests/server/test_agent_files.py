@@ -14,6 +14,7 @@ from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
+from tests.store.confined import limit_files
 
 SAID = "The brass bell of the harbour hangs above the third door, and it rings twice at noon. " * 5
 
@@ -81,6 +82,19 @@ def test_what_is_refused_changes_nothing(served: Served, other: Served, data: by
     taken = served.send("POST", "/v1/agents/ada/import", data)
     assert taken.status == 400 and "agent 'ada' has a memory already" in taken.error["message"]
     assert list(Path(other.engine.settings.store.directory()).glob("tmp*")) == []
+
+
+def test_a_disk_that_is_full_is_said(other: Served, data: bytes) -> None:
+    """Also where only the last bytes of a file have no room."""
+    assert other.engine.flush()
+    limit_files(4096)
+    try:
+        answers = [other.send("POST", "/v1/agents/full/import", data[:num], key="r") for num in (5000, len(data))]
+    finally:
+        limit_files(None)
+    for answer in answers:
+        assert answer.status == 503 and "the file cannot be taken, and nothing" in answer.error["message"], answer.body
+    assert other.send("POST", "/v1/agents/full/import", data, key="r").status == 200
 
 
 def test_a_tenant_has_one_upload_of_its_part_of_the_disk(other: Served, data: bytes) -> None:

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -76,17 +77,23 @@ def test_a_second_signal_ends_at_once_and_what_was_said_is_kept(tmp_path: Path, 
         assert server.stop() == 0
 
 
-def test_an_upload_that_hangs_does_not_outlast_a_stop(tmp_path: Path) -> None:
+def test_files_that_hang_on_their_way_do_not_outlast_a_stop(tmp_path: Path) -> None:
     flags, variables = [*FLAGS, "--store", str(tmp_path / "store")], {"stop_s": "1"}
     with ForkedServer(flags, log=tmp_path / "log", variables=variables) as server:
-        server.wait_ready()
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
-            connection.putrequest("POST", "/v1/agents/ada/import")
-            connection.putheader("Content-Length", "1000000")
-            connection.endheaders(b"RKAGENT")
-            while not list((tmp_path / "store").glob("*")) or refused(server.port):
+        server.wait_ready().chat([{"role": "user", "content": "brass bell " * 1000}], agent="eve", max_tokens=1)
+        with (
+            closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as upload,
+            closing(socket.create_connection(("127.0.0.1", server.port), timeout=60)) as download,
+        ):
+            upload.putrequest("POST", "/v1/agents/ada/import")
+            upload.putheader("Content-Length", "1000000")
+            upload.endheaders(b"RKAGENT")
+            download.sendall(b"GET /v1/agents/eve/export HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert download.recv(15) == b"HTTP/1.1 200 OK"
+            while refused(server.port):
                 time.sleep(0.01)
             os.kill(server.pid, signal.SIGTERM)
             assert server.wait_end() == 0
     log = (tmp_path / "log").read_text()
-    assert "the client left before all of the file had come" in log and "Traceback" not in log
+    assert "the client left before all of the file had come" in log and "GET /v1/agents/eve/export 200" in log
+    assert "Traceback" not in log

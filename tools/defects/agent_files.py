@@ -107,7 +107,36 @@ AGENT_FILES: tuple[Mutant, ...] = (
         "server/gate/limits.py",
         "partial(self._gate.listen, receive)",
         "receive",
-        "tests/server/test_stop.py::test_an_upload_that_hangs_does_not_outlast_a_stop",
+        "tests/server/test_stop.py::test_files_that_hang_on_their_way_do_not_outlast_a_stop",
+    ),
+    one(
+        "a download that a stop waits for",
+        "server/gate/limits.py",
+        "if is_empty or is_file:\n            await self._app(scope, partial(self._gate.listen, receive), send)",
+        "if is_empty or is_file:\n            receive = receive if is_empty else partial(self._gate.listen, receive)\n"
+        "            await self._app(scope, receive, send)",
+        "tests/server/test_stop.py::test_files_that_hang_on_their_way_do_not_outlast_a_stop",
+    ),
+    one(
+        "a buffer that a full disk refuses as the file is closed",
+        "server/agents/files.py",
+        "tempfile.TemporaryFile(dir=directory, buffering=0)",
+        "tempfile.TemporaryFile(dir=directory)",
+        f"{OF_ROUTES}::test_a_disk_that_is_full_is_said",
+    ),
+    one(
+        "frames of a file without end",
+        FORMAT,
+        "if self._num_blocks > self.head.most_blocks:",
+        "if self._num_blocks > 1 << 40:",
+        f"{OF_FORMAT}::test_no_more_blocks_are_counted_than_the_texts_have",
+    ),
+    one(
+        "a rewind to nothing that is not durable",
+        "engine/memory/agent_commands.py",
+        "if not left or not left[-1]:",
+        "if not left:",
+        f"{OF_ENGINE}::test_a_rewind_to_nothing_lasts",
     ),
     one(
         "an upload that keeps all tenants from theirs",

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from io import RawIOBase
 from typing import Annotated, Any, BinaryIO, cast
 
 from fastapi import APIRouter, Query, Request
@@ -57,7 +58,7 @@ class _Uploads:
         return most // self._num_tenants
 
     @contextmanager
-    def aside(self, namespace: str) -> Iterator[BinaryIO]:
+    def aside(self, namespace: str) -> Iterator[RawIOBase]:
         """Open a file without a name in the store's directory; Conflict if the namespace has one already."""
         if namespace in self._under_way:
             raise Conflict("another agent is being imported in this namespace: try again when that is done")
@@ -65,13 +66,15 @@ class _Uploads:
             self._under_way.add(namespace)
             opened.callback(self._under_way.discard, namespace)
             try:
-                file = opened.enter_context(tempfile.TemporaryFile(dir=self._engine.settings.store.directory()))
+                # Without a buffer, of which a disk that is full would refuse the rest once more as the file is closed.
+                directory = self._engine.settings.store.directory()
+                file = opened.enter_context(tempfile.TemporaryFile(dir=directory, buffering=0))
             except OSError as error:
                 raise StoreRefused(f"the file cannot be taken, and nothing has changed: {error}") from error
-            yield cast("BinaryIO", file)
+            yield file
 
 
-def _again(file: BinaryIO) -> Callable[[], BinaryIO]:
+def _again(file: RawIOBase) -> Callable[[], BinaryIO]:
     """Return what opens a file at its start."""
 
     def opened() -> BinaryIO:
@@ -107,7 +110,6 @@ def files_router(engine: Engine, settings: ServerSettings) -> APIRouter:
         most = await in_thread(uploads.most_bytes)
         with uploads.aside(namespace) as file:
             await to_file(request, file, most=most, timeout_s=settings.read_timeout_s)
-            await in_thread(file.flush)
             imported = await in_thread(handle.import_file, _again(file), kv=kv)
         info = await in_thread(handle.info)
         return described(info, kv_tokens=imported.kv_tokens, without_kv=imported.without_kv)

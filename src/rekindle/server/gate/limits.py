@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -220,10 +221,9 @@ class Limits:
 
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-            await self._app(scope, receive, send)
-            return
-        if self._files is not None and scope["method"] == "POST" and self._files.fullmatch(scope["raw_path"]):
+        is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        is_file = self._files is not None and scope["method"] == "POST" and self._files.fullmatch(scope["raw_path"])
+        if is_empty or is_file:
             await self._app(scope, partial(self._gate.listen, receive), send)
             return
         body = _Body(access_of(Request(scope)).namespace)
@@ -302,9 +302,9 @@ class Limits:
         return hand
 
 
-async def to_file(request: Request, file: BinaryIO, *, most: int, timeout_s: float) -> None:
-    """Write a body to a file as it comes, of at most so many bytes. HttpError if it is larger, slower than
-    `MIN_BYTES_PER_S` after `timeout_s` seconds, encoded, or broken; StoreError if the disk refuses it.
+async def to_file(request: Request, file: RawIOBase, *, most: int, timeout_s: float) -> None:
+    """Write a body to a file without a buffer, as it comes, of at most so many bytes. HttpError if it is larger, slower
+    than `MIN_BYTES_PER_S` after `timeout_s` seconds, encoded, or broken; StoreError if the disk refuses it.
     """
     problem = _coded(request.headers)
     if problem is not None:
@@ -321,13 +321,18 @@ async def to_file(request: Request, file: BinaryIO, *, most: int, timeout_s: flo
             num_bytes += len(piece)
             if num_bytes > most:
                 raise invalid(413, f"the file is larger than {_size(most)}, which is what the store has room for")
-            await in_thread(file.write, piece)
+            await in_thread(_write, file, piece)
     except TimeoutError:
         raise invalid(408, "timed out reading the request body") from None
     except ClientDisconnect:
         raise Cancelled("the client left before all of the file had come") from None
     except OSError as error:
         raise StoreRefused(f"the file cannot be taken, and nothing has changed: {error}") from error
+
+
+def _write(file: RawIOBase, piece: bytes) -> None:
+    while piece:
+        piece = piece[file.write(piece) or 0 :]
 
 
 def kept_bytes(engine: Engine, settings: ServerSettings) -> int:
