@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rekindle.engine.api import Engine
+from rekindle.engine.components import Components
 from rekindle.errors import NotFound, PurgeUnproved, StoreError
 from rekindle.store.commands import Move
 from rekindle.store.files.shards import Shards
@@ -113,6 +114,32 @@ def test_a_change_that_the_disk_refuses_changes_nothing(start: Start, change: st
     engine.check()
     engine = start()
     assert ("eve" in stored(engine)) == (change == "fork")
+
+
+def test_a_turn_that_ends_during_an_offload_stays_and_is_no_trouble_of_the_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    said, go, flush = two_turns(engine), threading.Event(), Components.flush
+    store = engine.components.store
+    assert store is not None
+
+    def and_a_turn(parts: Components, timeout_s: float) -> bool:
+        is_flushed = flush(parts, timeout_s)
+        monkeypatch.undo()
+        store.writer.call(lambda _: go.wait())  # a disk that is slow to answer
+        engine.chat("ada", [*said, {"role": "user", "content": "Tell me more."}], max_tokens=5, temperature=0)
+        return is_flushed
+
+    monkeypatch.setattr(Components, "flush", and_a_turn)
+    try:
+        assert engine.agent("ada").offload() == 0
+        info = engine.agent("ada").info()
+        assert info.saved_tokens < info.num_tokens <= info.hot_tokens + 1
+    finally:
+        go.set()
+    assert engine.flush() and engine.agent("ada").offload() > 0
+    engine.check()
 
 
 def test_offloading_what_cannot_be_saved_drops_nothing(start: Start) -> None:

@@ -425,6 +425,13 @@ SERVING = (
         "tests/engine/test_refusing_disk.py::test_offloading_what_cannot_be_saved_drops_nothing",
     ),
     one(
+        "a turn that ends during an offload is taken for one that the disk refuses",
+        "engine/memory/agent_commands.py",
+        "for each in self.unsaved(namespace, agent) if each.last_use == used.get(each.number)]",
+        "for each in self.unsaved(namespace, agent) if used]",
+        "tests/engine/test_refusing_disk.py::test_a_turn_that_ends_during_an_offload_stays_and_is_no_trouble_of_the_disk",
+    ),
+    one(
         "a fork that the disk refuses stays registered",
         "engine/memory/agent_commands.py",
         "                self._memory.book.remove(now)\n",

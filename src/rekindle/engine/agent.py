@@ -149,7 +149,7 @@ class Agent:
     def offload(self) -> int:
         """Make it durable and evict its blocks from memory, unless they are shared; return how many.
 
-        StoreError if not all of it can be saved: then nothing is evicted.
+        StoreError if not all of it can be saved: then nothing is evicted. A turn that ends meanwhile stays.
         """
         return self._admin.offload()
 

@@ -140,10 +140,10 @@ class AgentAdmin:
             raise NotFound(f"no agent {self._agent!r}", param="agent")
         self._save_rest()
         is_flushed = self._parts.flush(FLUSH_S)
-        unsaved = self._ask(lambda: self._commands.unsaved(*self._key))
+        unsaved, resting = self._ask(lambda: self._commands.since(*self._key, branches))
         if self._parts.store is not None and (unsaved or not is_flushed):
             raise self._not_saved("none of it was offloaded")
-        return self._run(lambda core: self._evict(core, branches))
+        return self._run(lambda core: self._evict(core, resting))
 
     def _save_rest(self) -> None:
         """Queue again the blocks of an agent that are in memory and not on disk: a failed save may succeed now."""

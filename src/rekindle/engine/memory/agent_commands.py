@@ -142,6 +142,17 @@ class AgentCommands:
         self._cancel_anticipation(namespace, agent)
         return self._memory.know_agent(namespace, agent)
 
+    def since(
+        self, namespace: str, agent: str, branches: Sequence[KnownBranch]
+    ) -> tuple[list[Branch], list[KnownBranch]]:
+        """Return which of an agent's branches are not durable, and which of the given ones are as they were; without
+        those that a request has used since: they go on, and stay."""
+        now = {each.number: each.last_use for each in self._memory.book.of(namespace, agent)}
+        used = {each.number: each.last_use for each in branches}
+        resting = [each for each in branches if now.get(each.number) == each.last_use]
+        unsaved = [each for each in self.unsaved(namespace, agent) if each.last_use == used.get(each.number)]
+        return unsaved, resting
+
     def fork(self, namespace: str, source: str, target: str) -> tuple[list[KnownBranch], Move]:
         """Give `target` every branch of `source`, sharing all blocks; BadRequest if `target` has a memory already.
 
