@@ -36,6 +36,8 @@ COPIED = (
     "src",
     "packages",
     "benchmarks",
+    "docs",
+    "examples",
     "pocket",
     "tests",
     "tools",

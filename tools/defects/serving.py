@@ -14,6 +14,7 @@ REPLIES = "tests/text/test_replies.py"
 RETENTION = "tests/store/test_retention.py"
 TRACES = "tests/store/test_purge_traces.py"
 
+DEPLOY = "tests/server/test_deploy.py"
 EXTENSION = "tests/server/test_extension.py"
 SERVING = (
     one(
@@ -479,5 +480,19 @@ SERVING = (
         "access is not None and access is not self._keys.without",
         "access is not None",
         "tests/server/test_guard.py::test_rebound_names_are_refused",
+    ),
+    one(
+        "a figure under a new name, which no alert asks for",
+        "server/observers/gauges.py",
+        '"saving_ok", "saving_ok"',
+        '"saving_ok", "saves_ok"',
+        f"{DEPLOY}::test_expressions_ask_for_figures_and_labels_that_there_are",
+    ),
+    one(
+        "a figure without the label that alerts ask for",
+        "server/observers/metrics.py",
+        '"Requests without a complete reply", ("status",)',
+        '"Requests without a complete reply", ("code",)',
+        f"{DEPLOY}::test_expressions_ask_for_figures_and_labels_that_there_are",
     ),
 )
