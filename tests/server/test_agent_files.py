@@ -50,7 +50,8 @@ def test_an_agent_goes_from_one_server_to_another(served: Served, other: Served,
     assert there["rekindle"]["reused_tokens"] == here["rekindle"]["reused_tokens"]
     assert there["rekindle"]["warm_tokens"] > 0 and here["rekindle"]["warm_tokens"] == 0
     assert other.send("POST", "/v1/agents/b%2Fo/purge", key="l").json["slots_freed"] > 0
-    assert other.engine.stats().store["num_blocks"] == 0  # type: ignore[index]
+    stats = other.engine.stats().store
+    assert stats is not None and stats["num_blocks"] == 0
 
 
 def test_texts_alone_if_that_is_asked_for(other: Served, data: bytes) -> None:

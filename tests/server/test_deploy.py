@@ -133,9 +133,16 @@ def test_flags_and_variables_exist() -> None:
     assert set(re.findall(r"`--([a-z-]+)", PAGE)) - {"profile"} <= {str(flag)[2:] for flag in flags}
 
 
+class Unit(configparser.RawConfigParser):
+    """A systemd unit, whose keys are case-sensitive."""
+
+    def optionxform(self, optionstr: str) -> str:
+        """Return the key as it is written."""
+        return optionstr
+
+
 def test_the_unit_writes_where_the_settings_say() -> None:
-    unit = configparser.RawConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit = Unit(strict=False, interpolation=None)
     unit.read(DEPLOY / "rekindle.service")
     service = unit["Service"]
     settings = Settings.load(

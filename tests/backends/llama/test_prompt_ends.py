@@ -36,6 +36,13 @@ class Agents:
         """Return how many tokens were computed for a turn, and how many are new since what all prompts have."""
         return self.turn(engine, name, kind, self.talk.more(count))
 
+    def go_on(self, engine: Engine, kinds: Iterable[str], when: str) -> None:
+        """Have all of them take these turns, each of which computes what is new."""
+        for kind in kinds:
+            for name in self.all:
+                computed, new = self.ask(engine, name, kind)
+                assert computed <= new + FEW, f"{name}, {kind}, {when}"
+
     def turn(self, engine: Engine, name: str, kind: str, new: list[int]) -> tuple[int, int]:
         agent = self.all[name]
         known = len(agent.before) if kind == "message" else len(agent.prompt) + len(agent.turns[-1][1])
@@ -57,18 +64,12 @@ def test_a_prompt_goes_on_from_the_end_of_the_one_before_the_reasoning(
     with front(gguf, tmp_path / "store", slots=1) as engine:
         for name in "ab":
             agents.ask(engine, name, "message", 200)
-        for kind in ("message", *["result"] * 5, "message"):
-            for name in "ab":
-                computed, new = agents.ask(engine, name, kind)
-                assert computed <= new + FEW, f"{name}, {kind}"
+        agents.go_on(engine, ("message", *["result"] * 5, "message"), "hot")
         assert engine.flush()
         server_of().send_signal(signal.SIGKILL)
         time.sleep(0.2)
         until_answers(engine)
-        for kind in ("message", "result", "result"):
-            for name in "ab":
-                computed, new = agents.ask(engine, name, kind)
-                assert computed <= new + FEW, f"{name}, {kind}, after a kill"
+        agents.go_on(engine, ("message", "result", "result"), "after a kill")
         assert engine.flush()
         agents.ask(engine, "a", "message")
         assert engine.flush()
@@ -78,10 +79,7 @@ def test_a_prompt_goes_on_from_the_end_of_the_one_before_the_reasoning(
         engine.check()
         shutil.copytree(tmp_path / "store", tmp_path / "crashed")  # as a kill leaves it
     with front(gguf, tmp_path / "crashed", slots=1) as engine:
-        for kind in (*["result"] * 4, "message", "message"):
-            for name in "ab":
-                computed, new = agents.ask(engine, name, kind)
-                assert computed <= new + FEW, f"{name}, {kind}, from disk"
+        agents.go_on(engine, (*["result"] * 4, "message", "message"), "from disk")
         engine.check()
 
 
@@ -100,26 +98,17 @@ def test_windows_go_on_from_there_once_a_prompt_has_parted(
         for name in "ab":
             computed, new = agents.ask(engine, name, "message")
             assert computed >= 200 + new, "of windows nothing is kept before it was of use"
-        for kind in ("message", "result", "result", "message", "message"):
-            for name in "ab":
-                computed, new = agents.ask(engine, name, kind)
-                assert computed <= new + FEW, f"{name}, {kind}"
+        agents.go_on(engine, ("message", "result", "result", "message", "message"), "hot")
         assert engine.flush()
         server_of().send_signal(signal.SIGKILL)
         time.sleep(0.2)
         until_answers(engine)
-        for kind in ("message", "result", "result"):
-            for name in "ab":
-                computed, new = agents.ask(engine, name, kind)
-                assert computed <= new + FEW, f"{name}, {kind}, after a kill"
+        agents.go_on(engine, ("message", "result", "result"), "after a kill")
         assert engine.flush()
         engine.check()
         shutil.copytree(tmp_path / "store", tmp_path / "crashed")  # as a kill leaves it
     with front(gguf, tmp_path / "crashed", slots=1) as engine:
-        for kind in ("message", "result"):
-            for name in "ab":
-                computed, new = agents.ask(engine, name, kind)
-                assert computed <= new + FEW, f"{name}, {kind}, from disk"
+        agents.go_on(engine, ("message", "result"), "from disk")
         engine.check()
 
 

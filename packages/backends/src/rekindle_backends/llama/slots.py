@@ -20,9 +20,7 @@ from rekindle.store.commands import StoreCommand
 NOTHING = np.zeros(0, dtype=np.uint32)
 LEAST_GAIN = 64  # tokens that reading must save over what a slot has
 CHECKPOINT_TOKENS = 4  # before the end of a prompt llama-server keeps a state (server-context.cpp, checkpoint_offsets)
-SPARE_TOKENS = (
-    256  # of a window a slot has room for those that are seen and a batch (llama-kv-cache-iswa.cpp, size_swa)
-)
+SPARE_TOKENS = 256  # before the seen ones of a window a slot has those of a batch (llama-kv-cache-iswa.cpp, size_swa)
 BACK_TOKENS = CHECKPOINT_TOKENS - 1  # before it a slot can go back to: one token after that state, as one is computed
 
 
