@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -103,10 +102,11 @@ def test_a_tenant_has_one_upload_of_its_part_of_the_disk(other: Served, data: by
         slow.putrequest("POST", "/v1/agents/slow/import")
         slow.putheader("Authorization", "Bearer r")
         slow.putheader("Content-Length", str(len(data)))
-        slow.endheaders(data[:1000])
-        waiting = threading.Event()
-        while other.send("POST", "/v1/agents/second/import", b"x", key="r").status != 409:
-            waiting.wait(0.05)
+        slow.putheader("Expect", "100-continue")
+        slow.endheaders()
+        assert slow.sock.recv(100).startswith(b"HTTP/1.1 100 "), "the server reads this body: the upload is under way"
+        slow.send(data[:1000])
+        assert other.send("POST", "/v1/agents/second/import", b"x", key="r").status == 409
         assert other.send("POST", "/v1/agents/third/import", data, key="l").status == 200, "the other tenant's own"
         slow.send(data[1000:])
         assert slow.getresponse().status == 200
