@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
 from rekindle.model.gguf import opened
 from rekindle_lab.bench.endless import endless_copy
-from rekindle_lab.bench.engine import arms, transformers_arm
+from rekindle_lab.bench.engine import arms, reuse_arm, transformers_arm
 from rekindle_lab.bench.engine.bench import EngineBench, check_peers, run_engine_bench
 from rekindle_lab.bench.engine.gguf_model import write_gguf
 from rekindle_lab.bench.engine.job import Job
@@ -90,6 +90,25 @@ def test_the_memory_arm(job: Job, variant: str) -> None:
     (found,) = arms.memory(replace(job, arm="memory", variant=variant))
     before, peak = found.detail["resident_before_bytes"], found.detail["peak_bytes"]
     assert peak >= before > 1 << 20 and found.median == (peak - before) / 2**20
+
+
+def test_the_arms_of_reuse(job: Job, hot: dict[str, Measurement]) -> None:
+    found = {(each.measure, each.arm): each for arm in (reuse_arm.cost, reuse_arm.capacity) for each in arm(job)}
+    prompt = hot["cold"].detail["prompt_tokens"]
+    on, off = (found["cold, reuse on or off", arm] for arm in ("rekindle", "reuse off"))
+    assert outcome(on) == outcome(off) == (["miss"], prompt)
+    seconds = zip(on.values, off.values, strict=True)
+    assert found["reuse overhead on cold", "rekindle"].values == tuple(100 * (a / b - 1) for a, b in seconds)
+    for saved in found["memory saved, two prompts that share half", "rekindle"].values:
+        assert 25 - 100 * 64 / prompt < saved <= 25, "all of the half, but for a block"
+    ours, native = (found["tokens in the same memory", arm] for arm in ("rekindle", "16-bit KV"))
+    assert ours.detail["hot_bytes"] >= native.detail["hot_bytes"] and ours.median > 3.5 * native.median
+
+
+def test_a_turn_writes_the_blocks_that_it_touched(hot: dict[str, Measurement]) -> None:
+    records, new = hot["a turn of hot EXTEND writes, records"].median, hot["KV of its new tokens"]
+    assert 0 < records <= 2 * -(-new.detail["block_bytes"] // 4096) * 4096, "the one begun before, and one more"
+    assert hot["a turn of hot EXTEND writes, index"].median > 0
 
 
 def test_the_baseline(job: Job) -> None:

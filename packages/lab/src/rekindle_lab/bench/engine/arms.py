@@ -48,7 +48,10 @@ def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurem
         for number in numbers:
             engine.agent("base-0").fork(f"warm-{kind}-{number}")
     texts = [workload.extended(base, job.extension, number) for number in numbers]
-    yield measurement("hot EXTEND", on_forks(engine, "extend", texts))
+    before = written(engine)
+    extended = on_forks(engine, "extend", texts)
+    yield measurement("hot EXTEND", extended)
+    yield from bytes_of_turns(engine, before, extended)
     yield measurement("hot EXACT", [first_token(engine, base, "base-0") for _ in numbers])
     for share in SHARES:
         texts = [workload.diverged(base, share, number) for number in numbers]
@@ -80,6 +83,25 @@ def on_forks(engine: Engine, name: str, texts: Sequence[str]) -> list[Sample]:
         samples.append(first_token(engine, text, f"{name}-{number}"))
         engine.flush()  # writes after one prompt must not slow down the next
     return samples
+
+
+def written(engine: Engine) -> dict[str, int]:
+    """Return the bytes of records and of the index that the store has written, once nothing waits to be."""
+    engine.flush()
+    store = engine.stats().store
+    assert store is not None, "these arms have a store"
+    return {"records": store["bytes_written"], "index": store["index_bytes_written"]}
+
+
+def bytes_of_turns(engine: Engine, before: dict[str, int], turns: Sequence[Sample]) -> Iterator[Measurement]:
+    """Return bytes written for each turn, and those of the KV that it computed."""
+    layout = engine.spec.layout
+    for kind, num_bytes in written(engine).items():
+        values = ((num_bytes - before[kind]) / len(turns),)
+        yield Measurement(f"a turn of hot EXTEND writes, {kind}", ARM, "bytes", values)
+    token_bytes = layout.kv_block_bytes / layout.block_tokens
+    new = tuple(turn.report.computed_tokens * token_bytes for turn in turns)
+    yield Measurement("KV of its new tokens", ARM, "bytes", new, {"block_bytes": layout.kv_block_bytes})
 
 
 def arena_bytes(engine: Engine) -> Measurement:

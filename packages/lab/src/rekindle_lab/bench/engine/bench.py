@@ -34,7 +34,7 @@ from rekindle_lab.record import Measurement, Origin, deliver
 DEFAULT_THREADS = 2
 OURS = "rekindle"
 MOST_STREAMS = 256
-FASTER_IS_MORE = ("tok/s",)
+MORE_IS_BETTER = ("tok/s", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ def _measure(job: Job, options: EngineBench) -> Iterator[Measurement]:
             yield from run_job(replace(job, arm="warm", variant=variant, number=number))
     for variant in ("in chunks", "one piece"):
         yield from run_job(replace(job, arm="memory", variant=variant))
+    for arm in ("reuse", "capacity"):
+        yield from run_job(replace(job, arm=arm))
     if options.baseline == "transformers":
         yield from run_job(replace(job, arm="transformers"))
         yield from run_job(replace(job, arm="transformers memory"))
@@ -191,10 +193,10 @@ def _number(value: float) -> str:
 
 
 def _ratio(ours: Measurement | None, theirs: Measurement | None) -> str:
-    """Format how many times better ours is: above 1 is faster, or less memory."""
+    """Format how many times better ours is: above 1 is faster, less memory, or more in it."""
     if ours is None or theirs is None or not ours.median or not theirs.median:
         return ""
-    better = ours.median / theirs.median if ours.unit in FASTER_IS_MORE else theirs.median / ours.median
+    better = ours.median / theirs.median if ours.unit in MORE_IS_BETTER else theirs.median / ours.median
     return f"{better:.2f}x"
 
 

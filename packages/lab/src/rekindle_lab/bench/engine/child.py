@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from rekindle_lab.bench.engine import arms, llama_cpp_arm, openvino_arm, peer_arm, transformers_arm
+from rekindle_lab.bench.engine import arms, llama_cpp_arm, openvino_arm, peer_arm, reuse_arm, transformers_arm
 from rekindle_lab.bench.engine.job import MARK, Job
 from rekindle_lab.record import Measurement
 
@@ -15,6 +15,8 @@ ARMS: dict[str, Callable[[Job], Iterator[Measurement]]] = {
     "hot": arms.hot,
     "warm": arms.warm,
     "memory": arms.memory,
+    "reuse": reuse_arm.cost,
+    "capacity": reuse_arm.capacity,
     "transformers": transformers_arm.speed,
     "transformers memory": transformers_arm.memory,
     "transformers first tokens": transformers_arm.first_tokens,
