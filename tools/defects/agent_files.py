@@ -6,6 +6,7 @@ from tools.defects.mutant import Edit, Mutant, one
 
 FORMAT, SEALED, ENGINE = "tier/agent_file.py", "tier/sealed_file.py", "engine/agent_files.py"
 OF_FORMAT, OF_SEALED = "tests/tier/test_agent_file.py", "tests/tier/test_sealed_file.py"
+SESSION_FILE, OF_SESSIONS = "rekindle_sessions/cli/session_file.py", "tests/sessions/test_cli_sessions.py"
 OF_ENGINE, OF_ROUTES = "tests/engine/test_agent_files.py", "tests/server/test_agent_files.py"
 
 AGENT_FILES: tuple[Mutant, ...] = (
@@ -144,5 +145,40 @@ AGENT_FILES: tuple[Mutant, ...] = (
         "if namespace in self._under_way:",
         "if self._under_way:",
         f"{OF_ROUTES}::test_a_tenant_has_one_upload_of_its_part_of_the_disk",
+    ),
+    one(
+        "a session's file without the digests of its parts",
+        SESSION_FILE,
+        'if member.read() != "".join(sums).encode():',
+        "if not member.read():",
+        f"{OF_SESSIONS}::test_files_that_are_refused_change_nothing",
+    ),
+    one(
+        "a session's file that lacks an agent",
+        SESSION_FILE,
+        "if contents is None or number != 1 + len(contents.agents):",
+        "if contents is None:",
+        f"{OF_SESSIONS}::test_files_that_lack_a_part_or_have_one_too_many",
+    ),
+    one(
+        "agents that stay of a session that is refused",
+        "rekindle_sessions/cli/sessions.py",
+        "            for answer in self.imported:\n",
+        "            for answer in []:\n",
+        f"{OF_SESSIONS}::test_agents_of_a_session_that_is_refused_are_deleted_again",
+    ),
+    one(
+        "a session from elsewhere whose events are not tried before they are written",
+        "rekindle_sessions/service/registry.py",
+        "                await asyncio.to_thread(contained(_check_past), past)\n",
+        "",
+        f"{OF_SESSIONS}::test_documents_that_do_not_fit_are_refused",
+    ),
+    one(
+        "events of a session from elsewhere that are not written",
+        "rekindle_sessions/service/registry.py",
+        "past.plan, past.preludes, now, past.events)",
+        "past.plan, past.preludes, now)",
+        f"{OF_SESSIONS}::test_an_imported_session_survives_a_restart",
     ),
 )

@@ -1,6 +1,7 @@
 """agents export and import: one agent to a file and from one, over a running server.
 
-Encryption, where a passphrase is given, is done here: the server never gets it.
+Owns how such files are written and opened. Encryption, where a passphrase is given, is done here: the server never gets
+it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def export_agent(
     as_json: JsonOption = False,
 ) -> int:
     """Write an agent to a file: its texts and their KV, to be imported on another machine."""
-    passphrase = _passphrase(passphrase_file)
+    passphrase = passphrase_in(passphrase_file)
     if file.exists():
         raise ConfigError(f"{file} is there already: remove it, or name another file")
     with Remote.of(settings.server, url, timeout_s=TIMEOUT_S).download(agent_path(agent, "export")) as pieces:
-        num_bytes = _write(file, pieces, passphrase)
+        num_bytes = write_file(file, pieces, passphrase)
     is_open = "" if passphrase else ", not encrypted: who has the file can read it"
     answer = {"id": agent, "file": str(file), "bytes": num_bytes, "encrypted": passphrase is not None}
     typer.echo(json.dumps(answer) if as_json else f"{show_id(agent)} is in {file}: {show_bytes(num_bytes)}{is_open}")
@@ -68,7 +69,7 @@ def import_agent(
     """Make a new agent from a file, warm if the server's model is the one that computed it."""
     from rekindle.tier.agent_file import AgentFileReader
 
-    open_file = partial(_opened, file, _passphrase(passphrase_file))
+    open_file = partial(opened_file, file, passphrase_in(passphrase_file))
     if new is None:
         with open_file() as source:
             new = AgentFileReader(source).head.agent
@@ -85,7 +86,8 @@ def import_agent(
     return 0
 
 
-def _passphrase(path: Path | None) -> bytes | None:
+def passphrase_in(path: Path | None) -> bytes | None:
+    """Return the passphrase in a file, None if none is named; ConfigError if it cannot be read, or is empty."""
     if path is None:
         return None
     try:
@@ -97,7 +99,7 @@ def _passphrase(path: Path | None) -> bytes | None:
     return found
 
 
-def _write(file: Path, pieces: Iterator[bytes], passphrase: bytes | None) -> int:
+def write_file(file: Path, pieces: Iterator[bytes], passphrase: bytes | None) -> int:
     """Write a file whole or not at all, readable by its owner only; return its size."""
     from rekindle.tier.sealed_file import sealed
 
@@ -117,7 +119,7 @@ def _write(file: Path, pieces: Iterator[bytes], passphrase: bytes | None) -> int
 
 
 @contextmanager
-def _opened(file: Path, passphrase: bytes | None) -> Iterator[BinaryIO]:
+def opened_file(file: Path, passphrase: bytes | None) -> Iterator[BinaryIO]:
     """Open an agent's file, and decrypt what is read; BadRequest if that needs a passphrase."""
     from rekindle.tier.sealed_file import Plain, is_sealed
 

@@ -1,4 +1,4 @@
-"""`rekindle run`, by the entry point group `rekindle.commands`."""
+"""`rekindle run` and `rekindle sessions`, by the entry point group `rekindle.commands`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import typer
 
 from rekindle.cli.settings import GroupedCommand
 from rekindle_sessions.cli.run import run
+from rekindle_sessions.cli.sessions import sessions
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add `run` to the command line."""
+    """Add them to the command line."""
     app.command(cls=GroupedCommand)(run)
+    app.add_typer(sessions, name="sessions")

@@ -159,6 +159,13 @@ class MergeBody(StrictModel):
     source: Name
 
 
+class ImportBody(StrictModel):
+    """POST /v1/coordination/sessions/import."""
+
+    session: dict[str, JsonValue] = Field(description="what `export` of the other server has answered")
+    id: str | None = Field(default=None, description="of the new session; null: the server makes one")
+
+
 def plan_of(body: SessionBody) -> Plan:
     """Return the plan that a body describes; BadRequest names the field to change."""
     for at, each in enumerate(body.agents):

@@ -76,6 +76,15 @@ class SessionDetail(SessionEntry):
     layout: LayoutEntry
 
 
+class SessionDocument(BaseModel):
+    """A session for another server; what is in plan, preludes and events is up to the version."""
+
+    version: int
+    plan: dict[str, Any]
+    preludes: dict[str, Any] = Field(description="what its permanent agents remembered of earlier sessions, by name")
+    events: list[dict[str, Any]]
+
+
 class SessionList(BaseModel):
     """Sessions, newest first."""
 

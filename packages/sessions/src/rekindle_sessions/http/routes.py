@@ -21,6 +21,7 @@ from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.observer import Observer
 from rekindle_sessions.http.bodies import (
     ForkBody,
+    ImportBody,
     InterruptBody,
     MergeBody,
     MessageBody,
@@ -45,11 +46,13 @@ from rekindle_sessions.http.models import (
     Run,
     RunEvent,
     SessionDetail,
+    SessionDocument,
     SessionList,
 )
 from rekindle_sessions.http.observed import observed
 from rekindle_sessions.http.running import Sessions
 from rekindle_sessions.http.streaming import Events, StreamSettings, listened, streamed, whole
+from rekindle_sessions.log.exported import ExportedSession
 
 T = TypeVar("T")
 PREFIX = "/v1/coordination/sessions"
@@ -117,6 +120,18 @@ def _keeping(router: APIRouter, sessions: Sessions) -> None:
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
         return detailed(coordinator.show(space, id))
+
+    @router.get("/{id}/export", response_model=SessionDocument)
+    async def export_session(space: Space, id: SessionId) -> dict[str, Any]:
+        """A session as a document for another server: its plan and its events. Its agents are files of their own."""
+        return (await (await sessions.coordinator()).export(space, id)).as_dict()
+
+    @router.post("/import", response_model=SessionDetail)
+    async def import_session(space: Space, body: ImportBody) -> dict[str, Any]:
+        """Continue a session from another server. Import its agents first, else their first turns compute all."""
+        coordinator = await sessions.coordinator()
+        past = ExportedSession.from_dict(body.session)
+        return detailed(await coordinator.take_in(space, past, id=body.id or f"sess_{uuid.uuid4().hex}"))
 
     @router.delete("/{id}", response_model=Deleted)
     async def delete_session(space: Space, id: SessionId) -> dict[str, Any]:

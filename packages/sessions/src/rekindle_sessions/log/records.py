@@ -21,7 +21,7 @@ from rekindle.store.files.sqlite_file import SqliteFile, truncate_log
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.log.database import MEMORY, EventRow, MemoryRow, ProgressRow, SessionRow, SessionTables, opened
 from rekindle_sessions.log.inventory import Card, Inventory
-from rekindle_sessions.log.usage import EVENT_BYTES, SESSION_BYTES
+from rekindle_sessions.log.usage import EVENT_BYTES, bytes_of
 from rekindle_sessions.machine.types import Event, Plan, Prelude
 
 logger = logging.getLogger(__name__)
@@ -74,21 +74,33 @@ class SessionRecords(SqliteFile):
         """
         return opened(path, cls, secret=secret)
 
-    def create(self, namespace: str, id: str, plan: Plan, preludes: Mapping[str, Prelude], now: float) -> int:
-        """Write a new session; return its number. Conflict if the id is taken."""
-        set_up, brought = packed(plan), packed(dict(preludes))
-        num_bytes = SESSION_BYTES + len(set_up.encode()) + len(brought.encode())
+    def create(
+        self,
+        namespace: str,
+        id: str,
+        plan: Plan,
+        preludes: Mapping[str, Prelude],
+        now: float,
+        events: Sequence[Event] = (),
+    ) -> int:
+        """Write a new session with the events that it has already, atomically; return its number.
+
+        Conflict if the id is taken.
+        """
+        set_up, brought, past = packed(plan), packed(dict(preludes)), [packed_event(event) for event in events]
         with self._creating:
             self._check_free(namespace, id)
-            number = self._insert(SessionRow(0, namespace, id, now, now, 0, b"", set_up, brought))
-            self._inventory.add(Card.of(number, namespace, id, plan), num_bytes)
+            number = self._insert(SessionRow(0, namespace, id, now, now, 0, b"", set_up, brought), past)
+            self._inventory.add(Card.of(number, namespace, id, plan), bytes_of(set_up, brought, past))
         return number
 
-    def _insert(self, row: SessionRow) -> int:
+    def _insert(self, row: SessionRow, events: Sequence[tuple[str, str]]) -> int:
         with self.writing() as connection:
             row = self._tables.session.add(connection, row)
-            self._put_progress(connection, ProgressRow(row.number, row.last_use, 0))
+            self._put_progress(connection, ProgressRow(row.number, row.last_use, len(events)))
             connection.execute("DELETE FROM event WHERE session = ?", (row.number,))  # stray rows of a damaged session
+            rows = [EventRow(row.number, at, row.last_use, *event) for at, event in enumerate(events)]
+            self._tables.event.insert(connection, *rows)
         return row.number
 
     def _put_progress(self, connection: sqlite3.Connection, row: ProgressRow) -> None:

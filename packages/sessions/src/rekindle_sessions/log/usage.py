@@ -8,6 +8,7 @@ read it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rekindle.errors import QuotaExceeded
@@ -91,6 +92,12 @@ class Usage:
         """Assert that this equals `other`, freshly counted."""
         assert self._sessions == other._sessions and self._memories == other._memories
         assert +self._num_bytes == +other._num_bytes and +self._num_sessions == +other._num_sessions
+
+
+def bytes_of(plan: str, preludes: str, events: Sequence[tuple[str, str]] = ()) -> int:
+    """Return what a session counts with this text; an event is its kind and its body."""
+    text = len(plan.encode()) + len(preludes.encode()) + sum(len(body.encode()) for _, body in events)
+    return SESSION_BYTES + text + EVENT_BYTES * len(events)
 
 
 def _size(num_bytes: int) -> str:

@@ -11,11 +11,11 @@ NotFound, Conflict) changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rekindle.errors import BadRequest, Conflict, NotFound
+from rekindle.errors import BadRequest, Conflict, NotFound, RekindleError
 from rekindle.text.messages import Message
 from rekindle_sessions.machine import prompt_layout
 from rekindle_sessions.machine.decisions import Decision
@@ -68,6 +68,17 @@ class Coordination:
             self._systems[name] = prelude.system if prelude else prompt_layout.opening(plan, each)
             self._contexts.add(name, _earlier(prelude) if prelude else ())
         self._transcript.open(plan, {name for name in preludes if name in self.participants})
+
+    @classmethod
+    def fold(cls, plan: Plan, preludes: Mapping[str, Prelude], events: Iterable[Event]) -> Coordination:
+        """Return the session of these events; BadRequest for a plan, or an event, that does not fit."""
+        machine = cls(plan, preludes)
+        for number, event in enumerate(events):
+            try:
+                machine.apply(event)
+            except RekindleError as error:
+                raise BadRequest(f"event {number} does not fit those before it: {error}") from error
+        return machine
 
     # Queries.
 

@@ -27,6 +27,7 @@ from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
 from rekindle.text.messages import check_json, check_text
 from rekindle.worker import contained
+from rekindle_sessions.log.exported import ExportedSession
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.log.usage import Quota
 from rekindle_sessions.machine.coordination import Coordination
@@ -99,6 +100,21 @@ class Coordinator:
         """
         name = uuid.uuid4().hex[:12] if id is None else id
         return self.registry.info(await self.registry.run_to_completion(self.registry.create(namespace, plan, name)))
+
+    async def export(self, namespace: str, id: str) -> ExportedSession:
+        """Return what a session is the fold of, as far as it is durable; NotFound, StoreError."""
+        session = await self.registry.fetch(namespace, id)
+        await session.reload()
+        await session.written()
+        return await self.registry.run_to_completion(self.registry.exported(session))
+
+    async def take_in(self, namespace: str, past: ExportedSession, *, id: str) -> SessionInfo:
+        """Continue a session from elsewhere under this id, with whatever memory its agents have here.
+
+        Raises BadRequest for one that cannot be, Conflict if the id is taken; nothing has changed then.
+        """
+        coming = self.registry.create(namespace, past.plan, id, past)
+        return self.registry.info(await self.registry.run_to_completion(coming))
 
     def sessions(self, namespace: str) -> list[SessionInfo]:
         """Return every session of a namespace, oldest first."""

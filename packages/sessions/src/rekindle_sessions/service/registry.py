@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, StoreError
+from rekindle.errors import BadRequest, Cancelled, Conflict, NotFound, RekindleError, StoreError
 from rekindle.text.messages import check_json
 from rekindle.worker import contained
-from rekindle_sessions.log.codec import check_readable, packed
+from rekindle_sessions.log.codec import check_readable, packed, packed_event
+from rekindle_sessions.log.exported import ExportedSession, refused
 from rekindle_sessions.log.inventory import Card
 from rekindle_sessions.log.records import Memory, SavedSession, SessionRecords
-from rekindle_sessions.log.usage import SESSION_BYTES
+from rekindle_sessions.log.usage import bytes_of
 from rekindle_sessions.machine.coordination import Coordination
 from rekindle_sessions.machine.participants import check_new_plan
 from rekindle_sessions.machine.types import Plan, Prelude
@@ -155,17 +156,26 @@ class Registry:
     async def _in_writer(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.writer, contained(work), *args)
 
-    async def create(self, namespace: str, plan: Plan, id: str) -> Session:
-        """Begin a session durably; BadRequest, Conflict if the id is taken, StoreError."""
+    async def create(self, namespace: str, plan: Plan, id: str, past: ExportedSession | None = None) -> Session:
+        """Begin a session durably, or continue one from elsewhere (`past`).
+
+        BadRequest, Conflict if the id is taken, StoreError.
+        """
         async with self.creating:  # so that each is checked against earlier ones
             self._check_new(namespace, plan, id)
             personas = [each.persona for each in plan.participants]
             await check_fits(self._shared.engine, (plan.setting, plan.opening, *personas))
-            permanent = [each.agent for each in plan.participants if each.agent is not None]
-            sessions = await self.sessions.with_agents(namespace, permanent)
-            now, held = self._shared.clock(), held_by(plan, sessions)
-            number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
-            session = Session(self._shared, SavedSession(number, namespace, id, now, now, plan, preludes, ()))
+            now = self._shared.clock()
+            if past is None:
+                permanent = [each.agent for each in plan.participants if each.agent is not None]
+                held = held_by(plan, await self.sessions.with_agents(namespace, permanent))
+                number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
+                past = ExportedSession(plan, preludes, ())
+            else:
+                await asyncio.to_thread(contained(_check_past), past)
+                number = await self._in_writer(self._write_past, namespace, id, past, now)
+            saved = SavedSession(number, namespace, id, now, now, plan, past.preludes, past.events)
+            session = await asyncio.to_thread(contained(Session), self._shared, saved)
             self.sessions.add(Card.of(number, namespace, id, plan), session)
         if self._is_closed:
             session.close(Cancelled("the service of sessions is closed"))
@@ -196,9 +206,22 @@ class Registry:
     ) -> tuple[int, dict[str, Prelude]]:
         """Runs on the writing thread, as `forget` does, so that a concurrent forget applies to this session too."""
         preludes = brought(plan, held, self._shared.records, namespace)
-        num_bytes = SESSION_BYTES + len(packed(plan).encode()) + len(packed(preludes).encode())
+        return self._write_past(namespace, id, ExportedSession(plan, preludes, ()), now), preludes
+
+    def _write_past(self, namespace: str, id: str, past: ExportedSession, now: float) -> int:
+        """Write a session with what has happened in it; runs on the writing thread. BadRequest if that cannot be."""
+        events = [packed_event(event) for event in past.events]
+        num_bytes = bytes_of(packed(past.plan), packed(dict(past.preludes)), events)
         self.check_room(namespace, sessions=1, num_bytes=num_bytes)
-        return self._shared.records.create(namespace, id, plan, preludes, now), preludes
+        return self._shared.records.create(namespace, id, past.plan, past.preludes, now, past.events)
+
+    async def exported(self, session: Session) -> ExportedSession:
+        """Return what is in the file of a session; StoreError if that cannot be read."""
+        try:
+            saved = await self._in_writer(self._shared.records.session, session.number)
+        except ValueError as error:
+            raise StoreError(f"session {session.id} cannot be read: {error}") from error
+        return ExportedSession(saved.plan, saved.preludes, saved.events)
 
     async def forget(self, namespace: str, agent: str) -> None:
         """Make a permanent agent bring nothing from before now into later sessions; StoreError."""
@@ -297,6 +320,13 @@ class Registry:
         """Assert the invariants of every session and of the file."""
         self.sessions.check()
         self._shared.records.check()
+
+
+def _check_past(past: ExportedSession) -> None:
+    try:
+        Coordination.fold(past.plan, past.preludes, past.events)
+    except RekindleError as error:
+        raise refused(str(error)) from error
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

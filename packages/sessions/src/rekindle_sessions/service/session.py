@@ -303,10 +303,7 @@ class Session:
 
 
 def _folded(saved: SavedSession) -> Coordination:
-    machine = Coordination(saved.plan, saved.preludes)
-    for number, event in enumerate(saved.events):
-        try:
-            machine.apply(event)
-        except RekindleError as error:
-            raise StoreError(f"event {number} of session {saved.id} does not fit those before it: {error}") from error
-    return machine
+    try:
+        return Coordination.fold(saved.plan, saved.preludes, saved.events)
+    except RekindleError as error:
+        raise StoreError(f"session {saved.id} cannot be restored: {error}") from error
