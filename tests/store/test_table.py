@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.server.responses.records import TABLES as RESPONSE_TABLES
+from rekindle.server.responses.tables import TABLES as RESPONSE_TABLES
 from rekindle.store.files.damage import DamagedRow
 from rekindle.store.files.sqlite_file import schema_of
 from rekindle.store.files.table import MAC_BYTES, KeyedTable, RowMac, Table, row_key

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from rekindle.errors import StoreError
-from rekindle.server.responses.records import BUSY_S, RESPONSE
+from rekindle.server.responses.records import BUSY_S
+from rekindle.server.responses.tables import RESPONSE
 
 
 def holds(path: Path, namespace: str, id: str) -> bool:

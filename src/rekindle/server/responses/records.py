@@ -1,9 +1,4 @@
-"""The file of stored responses: its rows, how a response is packed, and which are deleted first.
-
-    response    a row each, small; its MAC covers what says whose it is, not what only decides when it is deleted, which
-                changes with every use
-    content     its content, under the same number
-    item        which response holds an item; no MAC: the item is looked up in the content that it leads to
+"""The file of stored responses: how a response is packed, and which are deleted first.
 
 Continuing a response uses its whole chain, so a chain's rows share one `last_use`; among equal ones the deepest is
 deleted first. So no response outlives the one it continues, unless a caller deletes that one. One lock over one
@@ -21,10 +16,19 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rekindle.errors import StoreError
 from rekindle.server.responses.item_fields import Item
+from rekindle.server.responses.tables import (
+    INDEXES,
+    TABLES,
+    ContentRow,
+    ResponseRow,
+    ResponseTables,
+    delete_all,
+    drop_strays,
+)
 from rekindle.store.files.damage import kind_of
 from rekindle.store.files.sqlite_file import (
     SqliteFile,
@@ -36,7 +40,6 @@ from rekindle.store.files.sqlite_file import (
     truncate_log,
     version_of,
 )
-from rekindle.store.files.table import KeyedTable, Mac, Table, row_key
 
 logger = logging.getLogger("rekindle.server")
 T = TypeVar("T")
@@ -46,47 +49,6 @@ LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a 
 BUSY_S = 10.0  # longest wait for another process that holds the file
 
 
-class ResponseRow(NamedTuple):
-    """Whose a response is, the response it continues, and what decides when it is deleted."""
-
-    number: Annotated[int, "INTEGER PRIMARY KEY"]
-    namespace: str
-    id: str
-    agent: str | None
-    previous: str | None
-    depth: int
-    last_use: float
-    num_bytes: int
-    mac: Mac = b""
-
-
-class ContentRow(NamedTuple):
-    """A response and the items of its request, packed."""
-
-    number: Annotated[int, "INTEGER PRIMARY KEY"]
-    packed: bytes
-    mac: Mac = b""
-
-
-class ItemRow(NamedTuple):
-    """The response that holds an item."""
-
-    namespace: str
-    id: str
-    number: int
-
-
-_OWNED = ("number", "namespace", "id", "agent", "previous")
-RESPONSE = Table("response", ResponseRow, "UNIQUE(namespace, id)", options="", covered=_OWNED)
-CONTENT = Table("content", ContentRow, options="")
-ITEM = Table("item", ItemRow, "PRIMARY KEY(namespace, id)")
-TABLES: tuple[Table[Any], ...] = (RESPONSE, CONTENT, ITEM)
-_INDEXES = (
-    "CREATE INDEX IF NOT EXISTS response_agent ON response(namespace, agent)",
-    "CREATE INDEX IF NOT EXISTS response_use ON response(last_use, depth)",
-    "CREATE INDEX IF NOT EXISTS response_space ON response(namespace, last_use, depth, num_bytes)",
-    "CREATE INDEX IF NOT EXISTS item_number ON item(number)",
-)
 _NUM_BYTES = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
 _USE_CHAIN = """
 WITH RECURSIVE chain(id) AS (
@@ -94,55 +56,6 @@ WITH RECURSIVE chain(id) AS (
     SELECT previous FROM response JOIN chain USING(id) WHERE namespace = :namespace AND previous IS NOT NULL)
 UPDATE response SET last_use = max(last_use, :now) WHERE namespace = :namespace AND id IN (SELECT id FROM chain)
 """
-
-
-class ResponseTables:
-    """The tables of one file, under its store's secret."""
-
-    def __init__(self, secret: bytes) -> None:
-        key = row_key(secret, "responses")
-        self.response = KeyedTable(RESPONSE, key)
-        self.content = KeyedTable(CONTENT, key)
-
-    def has_damaged(self, connection: sqlite3.Connection) -> bool:
-        """Whether the row of any response does not verify; 30 ms for 10,000."""
-        return not all(map(self.response.holds, self.response.rows(connection)))
-
-    def repair(self, connection: sqlite3.Connection) -> None:
-        """Rebuild the indexes and delete what does not verify, inside a transaction; sqlite3.Error if the tables
-        themselves are damaged."""
-        connection.execute("REINDEX")
-        if self.has_damaged(connection):
-            self.drop_damaged(connection)
-        drop_strays(connection)
-
-    def drop_damaged(self, connection: sqlite3.Connection) -> None:
-        """Delete responses whose rows do not verify, inside a transaction."""
-        damaged = [row.number for row in self.response.rows(connection) if not self.response.holds(row)]
-        logger.error("%d stored responses are damaged and count as missing: check the disk", len(damaged))
-        delete_all(connection, damaged)
-        connection.execute("DELETE FROM response WHERE number NOT IN (SELECT number FROM content)")
-        drop_strays(connection)
-
-
-def delete_all(connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
-    """Delete the responses with these numbers, with their contents and items."""
-    for table in TABLES:
-        connection.executemany(f"DELETE FROM {table.name} WHERE number = ?", [(number,) for number in numbers])
-
-
-def drop_strays(connection: sqlite3.Connection) -> None:
-    """Delete contents and items of missing responses, and items whose namespace differs from their response's.
-
-    An item whose key was changed is out of order, so no lookup by its key can delete it: the table is rewritten.
-    """
-    connection.execute("DELETE FROM content WHERE number NOT IN (SELECT number FROM response)")
-    rows = connection.execute(
-        "SELECT item.namespace, item.id, item.number FROM item NOT INDEXED "
-        "JOIN response ON response.number = item.number AND response.namespace = item.namespace"
-    ).fetchall()
-    connection.execute("DELETE FROM item")
-    connection.executemany("INSERT OR IGNORE INTO item VALUES(?, ?, ?)", rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +107,7 @@ def _bring_up(connection: sqlite3.Connection, path: Path | None) -> None:
         raise StoreError(f"{path} has format {version}, this version of Rekindle knows {FORMAT}: move it away")
     if version != FORMAT:  # a full disk refuses transactions, and reading needs none
         missing = [table.create for table in TABLES if table.name not in names]
-        create(connection, [*missing, *_INDEXES], FORMAT)
+        create(connection, [*missing, *INDEXES], FORMAT)
     if not schema_of(connection) >= {table.described for table in TABLES}:
         raise sqlite3.DatabaseError("its tables are not those of stored responses")
 
