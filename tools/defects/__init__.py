@@ -21,6 +21,7 @@ from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
 from tools.defects.quantised import QUANTISED
+from tools.defects.receipts import RECEIPTS
 from tools.defects.replicas import REPLICAS
 from tools.defects.scores import SCORED
 from tools.defects.secrets import SECRET
@@ -50,6 +51,7 @@ MUTANTS = (
     *CLIENTS,
     *STRICT_CALLS,
     *HINTS,
+    *RECEIPTS,
     *SCORED,
     *OLLAMA,
     *FLEET,

@@ -21,6 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "OpenAI: responses": ("/v1/responses",),
     "Anthropic: messages": ("/v1/messages",),
     "Ollama": ("/api/",),
+    "Receipts": ("/v1/receipts",),
     "Models and tokens": ("/v1/models", "/v1/tokenize", "/tokenize", "/detokenize", "/tokenizer_info"),
     "Agents": ("/v1/agents",),
     "Coordination sessions": ("/v1/coordination/sessions",),

@@ -13,6 +13,7 @@ from rekindle.cli.agents import agents
 from rekindle.cli.caches import cache
 from rekindle.cli.doctor import doctor
 from rekindle.cli.families import models
+from rekindle.cli.receipt import receipt
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
 from rekindle.cli.why import why
@@ -64,7 +65,7 @@ def rekindle(
     """An inference server whose agents' KV memory lasts."""
 
 
-for command in (serve, chat, demo, doctor, why, models):
+for command in (serve, chat, demo, doctor, why, receipt, models):
     app.command(cls=GroupedCommand)(command)
 for name, group in (("agents", agents), ("cache", cache)):
     app.add_typer(group, name=name)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from rekindle.agent_ids import check_agent_id, check_new_agent_id
-from rekindle.cache.blocks.hashing import Ids
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, Ids
 from rekindle.config import Settings, SettingsKeywords, SettingsWithoutModel
 from rekindle.engine.agent import Agent
 from rekindle.engine.agent_admin import infos
@@ -303,6 +303,14 @@ class Engine:
         """Return every named agent of a namespace (None: of all), most recently used first."""
         book = self.components.memory.book
         return infos(self.components, lambda: [book.of(space, name) for space, name in book.agents(namespace)])
+
+    def stored_chain(self, head: BlockHash, most: int) -> list[BlockIdentity]:
+        """Return the chain of blocks on disk that ends in a block, in order, at most `most` of them.
+
+        It begins after the last one that is missing; empty if `head` is, or without a store.
+        """
+        store = self.components.store
+        return [] if store is None else store.chain_to(head, most)
 
     def adopt(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.generation import Generation
 from rekindle.engine.sequence import Sequence
-from rekindle.engine.types import GenerationRequest, Normalised, Source
+from rekindle.engine.types import Chain, GenerationRequest, Normalised, Source
 from rekindle.matching.explain import Explanation
 from rekindle.matching.matcher import Relation
 from rekindle.model.sampler import SamplerState
@@ -129,6 +129,7 @@ class Request:
     is_reuse_known: bool = True  # another server that computes may not say what it reused
     priority: int = 0
     resumes: bool = False  # it continues an unfinished request of the agent
+    chain: Chain | None = None  # once it has ended
     cancelled: threading.Event = field(default_factory=threading.Event)
     state: State = State.WAITING
 

@@ -54,6 +54,7 @@ class Sequence:
     num_before: int = 0  # most tokens ever computed when it started or was preempted
     hot_tokens: int = 0  # of the prompt, reused from memory when it first started
     warm_tokens: int = 0  # reused from disk
+    read: BlockHash | None = None  # the last block with reused tokens, if it had a name by then
     loaded: set[BlockHash] = field(default_factory=set)
     tried_loads: set[BlockHash] = field(default_factory=set)  # bad on disk
     hashes: list[BlockHash] = field(default_factory=list)
@@ -77,9 +78,10 @@ class Sequence:
     def note_reused(self, num_tokens: int, names: Iterable[BlockHash | None]) -> None:
         """Count the tokens that it reuses of blocks with these names: those read from disk for it, and the others."""
         ends = [min(end, num_tokens) for end in range(0, num_tokens + self.block_tokens, self.block_tokens)]
-        of_blocks = zip(names, pairwise(ends), strict=False)
+        of_blocks = list(zip(names, pairwise(ends), strict=False))
         self.warm_tokens = sum(end - first for name, (first, end) in of_blocks if name in self.loaded)
         self.hot_tokens = num_tokens - self.warm_tokens
+        self.read = of_blocks[-1][0] if of_blocks else None
 
     @property
     def block_tokens(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.errors import BadRequest
 from rekindle.matching.explain import Explanation
 from rekindle.model.logprobs import TokenLogprob
@@ -142,13 +143,36 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """The last of the blocks that hold the first `num_tokens` of a sequence, and the one before it, which outlives it
+    if it is a tail: a longer block takes its place. A chained hash covers all blocks before, too."""
+
+    hash: BlockHash
+    parent: BlockHash
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The blocks that a reply read, and those that hold prompt and reply, each by the last one.
+
+    `root` comes before the first block. `read` is None if there are none, or if the blocks are not known; without any
+    that hold the reply, `head` is the root, of 0 tokens.
+    """
+
+    root: BlockHash
+    read: Link | None
+    head: Link
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What was reused for one request, from where, and why not more.
 
     `breakpoint_tokens` are the prompt tokens before each of the request's breakpoints, `marked_tokens` those before the
     last one in the prompt. `normalised`: what was removed from it; `left_out`: parts that a text model cannot see;
     `ignored`: parameters that are not known here, or not to the template; `generic_tools`: the template has no tools,
-    so they are in the text.
+    so they are in the text. `chain` is known once the reply has ended, and is not in the dictionary.
     """
 
     outcome: Outcome
@@ -169,6 +193,7 @@ class Report:
     left_out: tuple[LeftOut, ...] = ()
     ignored: tuple[str, ...] = ()
     generic_tools: bool = False
+    chain: Chain | None = None
 
     def __post_init__(self) -> None:
         assert self.reused_tokens == self.hot_tokens + self.warm_tokens, self
@@ -177,6 +202,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the `rekindle` object of a response; milliseconds rounded to a hundredth."""
         report = asdict(self)
+        del report["chain"]
         report |= {name: list(report[name]) for name in ("normalised", "left_out", "ignored")}
         report["timings"] = {name: round(value, 2) for name, value in report["timings"].items() if math.isfinite(value)}
         return report

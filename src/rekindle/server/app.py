@@ -39,10 +39,12 @@ from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
+from rekindle.server.observers.receipts import Receipts, identity_of
 from rekindle.server.ollama.routes import catalogue_router, generating_routes, unmanaged_router
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
 from rekindle.server.recording import Recorder
+from rekindle.server.responses.receipts import receipts_router
 from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.responses.stored import MAX_BYTES, StoredResponses
 from rekindle.server.schema import schema_router
@@ -143,6 +145,14 @@ class App(FastAPI):
         """Models of streams that the routes of extensions describe themselves."""
         return [event for extension in self.extensions for event in extension.events]
 
+    def problems(self) -> tuple[str, ...]:
+        """What cannot be written, a sentence each."""
+        return (
+            *(self.recorder.problems() if self.recorder else ()),
+            *self.responses.problems(),
+            *(problem for extension in self.extensions for problem in extension.state.problems()),
+        )
+
     def close(self) -> None:
         """Stop workers and ends of sessions, and write all pending responses and recorded requests."""
         self.workers.stop()
@@ -166,7 +176,9 @@ def create_app(
     endings = Endings(engine)
     app = App(ShutdownGate(), recorder, responses, endings, metrics, bound=engine.encoder.bound)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
-    group = ObserverGroup([log, *observers, endings, *([recorder] if recorder else [])])
+    identity = identity_of(engine, served.name)
+    receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
+    group = ObserverGroup([log, *observers, endings, receipts, *([recorder] if recorder else [])])
     ids = ComparableIds(engine.secret)
     _add_generating(app, RouteContext(engine, served, group, ids, clock, settings.ping_s, settings.strict))
     for router in (
@@ -174,6 +186,7 @@ def create_app(
         files_router(engine, settings),
         *(extension.router for extension in app.extensions),
         responses_router(responses),
+        receipts_router(engine, identity, responses),
         prefill_router(engine, served, group, ping_s=settings.ping_s, strict=settings.strict),
         models_router(served),
         tokens_router(engine, served, strict=settings.strict),
@@ -182,14 +195,7 @@ def create_app(
         unmanaged_router(served),
         page_router(engine, served, history, app.extensions),
         figures_router(engine, metrics),
-        health_router(
-            engine,
-            lambda: (
-                *(recorder.problems() if recorder else ()),
-                *responses.problems(),
-                *(problem for extension in app.extensions for problem in extension.state.problems()),
-            ),
-        ),
+        health_router(engine, app.problems),
         schema_router(app, events=app.events, max_choices=engine.settings.cache.max_branches),
     ):
         app.include_router(router)

@@ -23,6 +23,7 @@ from rekindle.errors import ConfigError
 from rekindle.server.border import problem_of
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, known_header
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.observer import ReplyId
 from rekindle.server.openai.replies import message_of
 from rekindle.text.messages import Message
 from rekindle.worker import Death, Worker
@@ -260,7 +261,9 @@ class RecordingWatch:
         if delta.finish_reason is not None:
             self._ending = choice
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
         """Record the request when choice 0 is complete."""
         if self._ending == 0:
             usage = {

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds
 from rekindle.config import StoreSettings
 from rekindle.spec import Change, KVLayout
 from rekindle.store.commands import StoreChange
@@ -273,6 +274,14 @@ class WarmStore:
         order. The first `num_good` blocks are intact and have the expected ids; later ones may have been delivered.
         """
         self.readers.put(blocks, deliver, done, room)
+
+    def chain_to(self, head: BlockHash, most: int) -> list[BlockIdentity]:
+        """The chain of blocks on disk that ends in `head`, in order, at most `most` of them; empty if `head` is not
+        there. It begins after the last one that is missing, or known to be damaged."""
+        nothing: list[BlockIdentity] = []
+        found = self._query(lambda: self.index.chain_to(head, most), nothing)
+        good = list(takewhile(lambda block: not self.writer.is_bad(block.hash), reversed(found)))
+        return good[::-1]
 
     def sequences(self) -> list[SequenceRecord]:
         """Every branch of every agent, without token ids."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.request import Request
-from rekindle.engine.types import Outcome, Progress, Report, Source, Timings
+from rekindle.engine.sequence import Ended, Sequence
+from rekindle.engine.types import Chain, Link, Outcome, Progress, Report, Source, Timings
 from rekindle.matching.explain import Explanation, explain_known
 
 logger = logging.getLogger(__name__)
@@ -107,7 +109,33 @@ def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
         left_out=request.omitted.left_out,
         ignored=request.omitted.ignored,
         generic_tools=request.generic_tools,
+        chain=request.chain,
     )
+
+
+def chain_of(sequence: Sequence, ended: Ended) -> Chain:
+    """Return which blocks an ended sequence read and ended in. All hashes are known by then, none is computed."""
+    num_read, last, head = sequence.reused_tokens, sequence.read, ended.head
+    if last is None and num_read:  # of a front, which knows only how many: the block of its own chain
+        index = _index(sequence, num_read)
+        kept = head.hash if head.num_tokens >= num_read else None
+        last = ended.hashes[index] if index < len(ended.hashes) else kept
+    read = None if last is None else _link(sequence, ended, last, num_read)
+    none = Link(sequence.root, sequence.root, 0)
+    return Chain(sequence.root, read, _link(sequence, ended, head.hash, head.num_tokens) or none)
+
+
+def _link(sequence: Sequence, ended: Ended, last: BlockHash, num_tokens: int) -> Link | None:
+    """Return the link to a block; None if the one before it is not known, as of a sequence that ends while it waits."""
+    before = _index(sequence, num_tokens) - 1
+    if before >= len(ended.hashes):
+        return None
+    return Link(last, ended.hashes[before] if before >= 0 else sequence.root, num_tokens)
+
+
+def _index(sequence: Sequence, num_tokens: int) -> int:
+    """Return which block has the last of these tokens; -1 for none."""
+    return -(-num_tokens // sequence.block_tokens) - 1
 
 
 def _timings(request: Request, now: float) -> Timings:

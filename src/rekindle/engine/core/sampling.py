@@ -17,7 +17,7 @@ from functools import partial
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.core.background import OrphanBlocks
-from rekindle.engine.core.reporting import report_of
+from rekindle.engine.core.reporting import chain_of, report_of
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.request import FinishedTurn, Request, State
 from rekindle.engine.sequence import Ended
@@ -202,6 +202,7 @@ class Replies:
         is_turn = sequence.reuse != "off" and sequence.is_turn and sequence.task != "load"
         ended = self._end_sequence(request, is_turn and keep)
         ids, hashes, head = ended.ids, ended.hashes, ended.head
+        request.chain = chain_of(sequence, ended)
         self._scheduler.move(request, State.FINISHED)
         if sequence.task == "absorb":
             computed = hashes[sequence.reused_tokens // sequence.block_tokens :]

@@ -53,6 +53,8 @@ class AgentReport(BaseModel):
 class _PrefillReply(DataEvents):
     """The answer to a prefill: a report without text."""
 
+    id = None
+
     def __init__(self, agent: str, generation: Generation) -> None:
         self._agent = agent
         self._choice = Choice(0, generation)

@@ -30,7 +30,7 @@ from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, wa
 from rekindle.server.border import HttpError, Problem, in_thread, invalid, parse_json, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.models import ServedModel
-from rekindle.server.observers.observer import Observer, RequestWatch
+from rekindle.server.observers.observer import Observer, ReplyId, RequestWatch
 from rekindle.text.length import PromptBound
 from rekindle.text.messages import Message
 from rekindle.worker import contained
@@ -61,6 +61,10 @@ class Stamp:
 
 class Reply(Protocol):
     """One answer in one dialect, built from the deltas of its choices."""
+
+    @property
+    def id(self) -> str | None:
+        """The id of the answer; None if it has none, so that the request's own stands for it."""
 
     @property
     def events(self) -> Literal["data", "typed", "lines"]:
@@ -313,7 +317,8 @@ class Answer:
         if delta.finish_reason is None or delta.report is None:
             return chunks
         reason = "stop" if has_ended else delta.finish_reason
-        self._watch.finished(generation.id, delta.report, reason, reply=self._reply.message(index))
+        message, which = self._reply.message(index), ReplyId(self._reply.id, index)
+        self._watch.finished(generation.id, delta.report, reason, reply=message, id=which)
         if delta.finish_reason == "cancelled" and not has_ended:
             self._was_cancelled = True
             return []

@@ -146,6 +146,7 @@ class MessagesReply:
         diagnosis: Diagnosis | None = None,
     ) -> None:
         self._stamp = stamp
+        self.id = stamp.id
         self._diagnosis = diagnosis
         self._call = call
         choice = Choice(0, generation)

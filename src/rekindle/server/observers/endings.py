@@ -16,6 +16,7 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.errors import NotFound, RekindleError
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.observer import ReplyId
 from rekindle.text.messages import Message
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,9 @@ class EndingWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Wait for the end."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
         """End the session, also where the reply was cancelled."""
         if self._caller is not None and self._caller.agent is not None:
             self._endings.end(self._caller.namespace, self._caller.agent)

@@ -17,6 +17,7 @@ from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.border import problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT
+from rekindle.server.observers.observer import ReplyId
 from rekindle.text.messages import Message
 
 
@@ -49,7 +50,9 @@ class HistoryWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Ignore deltas: the final report has everything."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
         """Record the report."""
         self._add({**report.as_dict(), "finish_reason": reason, "error": None})
 

@@ -22,6 +22,7 @@ from rekindle.errors import RekindleError
 from rekindle.server.border import CLIENT_LEFT, Problem, dialect_of, problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT, REQUEST_ID, Line, new_id, on_one_line, plain
+from rekindle.server.observers.observer import ReplyId
 from rekindle.text import messages
 from rekindle.worker import MEANT_FOR_THE_LOOP
 
@@ -130,7 +131,9 @@ class LogWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Ignore deltas: they are not logged."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message, id: ReplyId | None = None
+    ) -> None:
         """Record a choice. With several, `fields` are those of the first and `num_replies` counts all."""
         line = self._line
         self._log.learn(report)

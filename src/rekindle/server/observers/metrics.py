@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.border import CLIENT_LEFT, problem_of
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.observer import ReplyId
 from rekindle.text import messages
 
 Tier = Literal["hot", "warm", "mixed", "cold"]
@@ -141,7 +142,9 @@ class MetricsWatch:
             inter_token.observe(each_s)
             self._metrics.vllm.inter_token.observe(each_s)
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message, id: ReplyId | None = None
+    ) -> None:
         """Count a choice and observe the timings in its report; phases it never reached have none."""
         metrics, tier = self._metrics, tier_of(report)
         metrics.answers.labels(report.outcome, tier, report.source or "none", reason).inc()

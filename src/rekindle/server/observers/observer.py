@@ -8,11 +8,18 @@ fail a request.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.gate.caller import Caller
 from rekindle.text.messages import Message
+
+
+class ReplyId(NamedTuple):
+    """Where a reply is in its answer: `answer` is the id that the client got, None in a dialect without ids."""
+
+    answer: str | None
+    choice: int
 
 
 class RequestWatch(Protocol):
@@ -21,8 +28,11 @@ class RequestWatch(Protocol):
     def delta(self, choice: int, delta: Delta) -> None:
         """Handle a delta, as the engine emitted it."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
-        """Handle the end of a choice; `number`: its generation's id, `reply`: as a client would send it back."""
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
+        """Handle the end of a choice; `number`: its generation's id, `reply`: as a client would send it back; `id`:
+        None for a turn that is no answer of its own."""
 
     def failed(self, number: int | None, error: Exception) -> None:
         """Handle a failure; `number` None: the request never reached the engine."""
@@ -54,9 +64,11 @@ class _Watches:
         for watch in self._watches:
             watch.delta(choice, delta)
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
         for watch in self._watches:
-            watch.finished(number, report, reason, reply=reply)
+            watch.finished(number, report, reason, reply=reply, id=id)
 
     def failed(self, number: int | None, error: Exception) -> None:
         for watch in self._watches:

@@ -26,6 +26,7 @@ from rekindle.text.replies import ArgumentsDelta, CallEnd, CallStart, Event, Rea
 class OllamaReply:
     """The answer to one call."""
 
+    id = None
     events: Literal["lines"] = "lines"
 
     def __init__(self, heading: Heading, call: OllamaCall, generation: Generation, *, piece: Piece) -> None:

@@ -168,6 +168,7 @@ class ChatReply(DataEvents):
 
     def __init__(self, stamp: Stamp, call: ChatCall, generations: Sequence[Generation], *, form: ReplyFormat) -> None:
         self._stamp = stamp
+        self.id = stamp.id
         self._call = call
         self._progress = PromptProgress()
         self._begun: set[int] = set()

@@ -45,6 +45,7 @@ class CompletionReply(DataEvents):
         token_bytes: Callable[[int], bytes],
     ) -> None:
         self._stamp = stamp
+        self.id = stamp.id
         self._call = call
         self._progress = PromptProgress()
         self._decode = decode

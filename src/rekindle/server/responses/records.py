@@ -1,4 +1,4 @@
-"""The file of stored responses: how a response is packed, and which are deleted first.
+"""The file of stored responses and receipts: how a response is packed, and which are deleted first.
 
 Continuing a response uses its whole chain, so a chain's rows share one `last_use`; among equal ones the deepest is
 deleted first. So no response outlives the one it continues, unless a caller deletes that one. One lock over one
@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rekindle.errors import StoreError
+from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.item_fields import Item
+from rekindle.server.responses.receipt_rows import MAX_RECEIPTS, NUM_BYTES
 from rekindle.server.responses.tables import (
     INDEXES,
     TABLES,
@@ -43,7 +45,7 @@ from rekindle.store.files.sqlite_file import (
 
 logger = logging.getLogger("rekindle.server")
 T = TypeVar("T")
-FORMAT = 2
+FORMAT = 3
 QUICKLY_CHECKED_BYTES = 64 << 20  # SQLite checks this much in a tenth of a second
 LEVEL = 1  # of compression: text shrinks to a quarter for a few milliseconds a megabyte
 BUSY_S = 10.0  # longest wait for another process that holds the file
@@ -139,6 +141,7 @@ class Records(SqliteFile):
         self._tables = tables
         self._max_responses = max_responses
         self._max_bytes = max_bytes
+        self._max_receipts = min(MAX_RECEIPTS, max(1, max_bytes // 32 // NUM_BYTES))
         self._retention_s = retention_s
         self._reported: set[int] = set()  # numbers of damaged rows already logged
         self._has_traces = True  # whether the file may hold traces of deleted responses; it is not rewritten each time
@@ -178,12 +181,18 @@ class Records(SqliteFile):
 
         return self._repaired(self.reading, look)
 
-    def save(self, entries: Sequence[Entry], now: float) -> None:
-        """Write responses in the order they came and delete what exceeds the bounds; all of it or nothing."""
+    def receipts(self, namespace: str, id: str) -> list[Receipt]:
+        """Return the receipts of an answer by choice; empty if there are none."""
+        return self._repaired(self.reading, lambda connection: self._tables.receipts.find(connection, namespace, id))
+
+    def save(self, entries: Sequence[Entry], receipts: Sequence[Receipt], now: float) -> None:
+        """Write responses in the order they came, and receipts, and delete what exceeds the bounds; all of it or
+        nothing."""
 
         def write(connection: sqlite3.Connection) -> None:
             for entry in entries:
                 self._insert(connection, entry, now)
+            self._has_traces |= self._tables.receipts.insert(connection, receipts, most=self._max_receipts)
             self._make_room(connection, {entry.namespace for entry in entries}, now)
 
         self._repaired(self.writing, write)
@@ -254,7 +263,8 @@ class Records(SqliteFile):
         return self._repaired(self.writing, remove)
 
     def forget(self, namespace: str, agent: str) -> int:
-        """Delete an agent's responses and rewrite the file: moved cells leave copies in it that no deletion finds.
+        """Delete an agent's responses and receipts and rewrite the file: moved cells leave copies in it that no
+        deletion finds. Return how many responses there were.
 
         A row that does not verify may also be the agent's, so it is deleted. Raises StoreError also if something is
         left: then call it again.
@@ -270,6 +280,7 @@ class Records(SqliteFile):
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)
             drop_strays(connection)
+            self._has_traces |= self._tables.receipts.forget(connection, namespace, agent) > 0
             return len(numbers)
 
         num_deleted = self._repaired(self.writing, remove)
@@ -298,6 +309,7 @@ class Records(SqliteFile):
             assert {n for (n,) in connection.execute("SELECT number FROM content")} == numbers
             for whole in self._tables.response.rows(connection):
                 assert self._tables.response.holds(whole), whole
+            self._tables.receipts.check(connection)
             above = {(row[1], row[2]): row for row in rows}
             for row in rows:
                 parent = above.get((row[1], row[3]))

@@ -37,6 +37,7 @@ class ResponseReply:
     ) -> None:
         self._comparison = comparison
         self._stamp = stamp
+        self.id = stamp.id
         self._call = call
         self._parser = ReplyParser(Choice(0, generation), form, tools=call.read_tools, parallel=call.parallel)
         self._output = Output(call.tools.known, seals=call.seals)

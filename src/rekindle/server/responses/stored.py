@@ -1,10 +1,12 @@
-"""Stored responses, for callers to continue: in a file next to the store, or in memory without one.
+"""Stored responses, for callers to continue, and receipts of all answers: in a file next to the store, or in memory
+without one.
 
 Owns the file `responses.db` and its thread. A response is stored with the items that were new in its request and the id
 of the response it continues: a conversation is a chain. It can be found as soon as `keep` returns and is durable once
 the returned future is done; everything pending is written in one transaction. What a disk refuses stays in memory while
 there is room, and is written when the disk accepts it; its caller got an error. Continuing a response counts as a use
-of its whole chain, so every earlier response stays available.
+of its whole chain, so every earlier response stays available. Receipts are written together, once a second, or with
+the next response: a kill loses those of its last second.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 from rekindle.errors import StoreError, StoreRefused
 from rekindle.server.border import invalid
+from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.item_fields import Item
 from rekindle.server.responses.records import Entry, Records, open_records
 from rekindle.worker import Death, Worker
@@ -32,6 +35,8 @@ MAX_BYTES = 1 << 30  # of a namespace, packed
 MAX_UNSAVED = 256  # responses waiting for a disk that refuses
 MAX_UNSAVED_BYTES = 32 << 20  # of those, packed
 MAX_FORGOTTEN = 4096  # deleted agents remembered, so that their running requests are not stored
+MAX_UNSAVED_RECEIPTS = 1024  # waiting to be written
+GATHER_S = 1.0  # until receipts are written
 RETRY_S = 30.0
 JOIN_S = 10.0
 Key = tuple[str, str]  # namespace, id
@@ -99,6 +104,7 @@ class StoredResponses:
         self._disk = threading.Lock()  # held while writing: acquired before the condition, never by `keep`
         self._changed = threading.Condition()  # guards the fields below
         self._unsaved: OrderedDict[Key, _Unsaved] = OrderedDict()
+        self._receipts: OrderedDict[tuple[str, str, int], Receipt] = OrderedDict()  # by namespace, id, choice
         self._forgotten: dict[Key, int] = {}  # namespace, agent -> number of its last deletion
         self._num_forgotten = 0
         self._is_closing = False
@@ -178,6 +184,29 @@ class StoredResponses:
                 self._changed.notify_all()
         return unsaved.durable
 
+    def keep_receipt(self, receipt: Receipt, ticket: int) -> None:
+        """Keep a receipt, unless its agent was deleted since the ticket was taken; returns at once."""
+        with self._changed:
+            is_gone = self._forgotten.get((receipt.namespace, receipt.agent or ""), 0) > ticket
+            if is_gone or self._is_closing or self.worker.death is not None:
+                return
+            self._receipts[receipt.namespace, receipt.id, receipt.choice] = receipt
+            if len(self._receipts) > MAX_UNSAVED_RECEIPTS:
+                self._receipts.popitem(last=False)
+            if self._problem is None:
+                self._changed.notify_all()
+
+    def receipts(self, namespace: str, id: str) -> list[Receipt]:
+        """Return the receipts of an answer of this namespace by choice; empty if there are none. StoreError if the disk
+        refuses."""
+        if not id.isascii():
+            return []
+        with self._changed:
+            waiting = {key[2]: each for key, each in self._receipts.items() if key[:2] == (namespace, id)}
+        written = self._open.receipts(namespace, id) if not waiting or self.records is not None else []
+        found = {each.choice: each for each in written} | waiting
+        return [found[choice] for choice in sorted(found)]
+
     def find(self, namespace: str, id: str) -> StoredResponse | None:
         """Return a stored response of this namespace, or None. StoreError if the disk refuses."""
         if not id.isascii():  # no response has such an id, and half a surrogate pair cannot be looked up
@@ -247,6 +276,9 @@ class StoredResponses:
                 unsaved = self._unsaved.items()
                 theirs = [key for key, each in unsaved if (key[0], each.stored.agent) == (namespace, agent)]
                 self._drop(theirs, StoreError(_FORGOTTEN))
+                receipts = self._receipts.items()
+                for key in [key for key, each in receipts if (each.namespace, each.agent) == (namespace, agent)]:
+                    del self._receipts[key]
                 self._num_forgotten += 1
                 self._forgotten[namespace, agent] = self._num_forgotten
                 while len(self._forgotten) > MAX_FORGOTTEN:
@@ -254,9 +286,9 @@ class StoredResponses:
             return num_written + len(theirs)
 
     def flush(self, timeout_s: float = JOIN_S) -> bool:
-        """Wait until every response is on disk; False if `timeout_s` passed first."""
+        """Wait until every response and receipt is on disk; False if `timeout_s` passed first."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unsaved, timeout_s)
+            return self._changed.wait_for(lambda: not (self._unsaved or self._receipts), timeout_s)
 
     def check(self) -> None:
         """Assert the invariants of the file."""
@@ -268,13 +300,20 @@ class StoredResponses:
         self._refuse(found, why)
         return len(found)
 
+    @property
+    def _is_refused(self) -> bool:
+        """Whether the disk refused all that is pending. The condition is held."""
+        return self._problem is not None and all(each.durable.done() for each in self._unsaved.values())
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not (self._unsaved or self._is_closing or self._problem is not None):
+                if not (self._unsaved or self._receipts or self._is_closing or self._problem is not None):
                     self._changed.wait()
-                elif not self._is_closing and all(each.durable.done() for each in self._unsaved.values()):
-                    self._changed.wait(RETRY_S)  # the disk refused all of them
+                elif self._is_refused and not self._is_closing:
+                    self._changed.wait(RETRY_S)
+                if self._receipts and self._problem is None:
+                    self._changed.wait_for(lambda: self._unsaved or self._is_closing, GATHER_S)
                 is_last = self._is_closing
             try:
                 self._save()
@@ -298,15 +337,19 @@ class StoredResponses:
         """Write the pending responses. They stay pending until written, so a reader always finds them."""
         with self._disk:
             entries = self._entries()
+            with self._changed:
+                receipts = dict(self._receipts)
             try:
                 if self.records is None:
                     self.records = self._opened()
-                self._open.save(list(entries.values()), self._clock())
+                self._open.save(list(entries.values()), list(receipts.values()), self._clock())
             except StoreError as error:
                 self._failed(error, entries)
                 return
             with self._changed:
                 saved = [each for key in entries if (each := self._unsaved.pop(key, None)) is not None]
+                for key in [key for key, each in receipts.items() if self._receipts.get(key) is each]:
+                    del self._receipts[key]
                 problem, self._problem = self._problem, None
                 self._changed.notify_all()
         for each in saved:

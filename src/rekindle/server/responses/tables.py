@@ -4,6 +4,7 @@ response    a row each, small; its MAC covers what says whose it is, not what on
             changes with every use
 content     its content, under the same number
 item        which response holds an item; no MAC: the item is looked up in the content that it leads to
+receipt     see `receipt_rows`
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
+from rekindle.server.responses.receipt_rows import RECEIPT, ReceiptRows
 from rekindle.store.files.table import KeyedTable, Mac, Table, row_key
 
 logger = logging.getLogger("rekindle.server")
@@ -52,7 +54,8 @@ _OWNED = ("number", "namespace", "id", "agent", "previous")
 RESPONSE = Table("response", ResponseRow, "UNIQUE(namespace, id)", options="", covered=_OWNED)
 CONTENT = Table("content", ContentRow, options="")
 ITEM = Table("item", ItemRow, "PRIMARY KEY(namespace, id)")
-TABLES: tuple[Table[Any], ...] = (RESPONSE, CONTENT, ITEM)
+OF_RESPONSES: tuple[Table[Any], ...] = (RESPONSE, CONTENT, ITEM)
+TABLES: tuple[Table[Any], ...] = (*OF_RESPONSES, RECEIPT)
 INDEXES = (
     "CREATE INDEX IF NOT EXISTS response_agent ON response(namespace, agent)",
     "CREATE INDEX IF NOT EXISTS response_use ON response(last_use, depth)",
@@ -68,6 +71,7 @@ class ResponseTables:
         key = row_key(secret, "responses")
         self.response = KeyedTable(RESPONSE, key)
         self.content = KeyedTable(CONTENT, key)
+        self.receipts = ReceiptRows(key)
 
     def has_damaged(self, connection: sqlite3.Connection) -> bool:
         """Whether the row of any response does not verify; 30 ms for 10,000."""
@@ -92,7 +96,7 @@ class ResponseTables:
 
 def delete_all(connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
     """Delete the responses with these numbers, with their contents and items."""
-    for table in TABLES:
+    for table in OF_RESPONSES:
         connection.executemany(f"DELETE FROM {table.name} WHERE number = ?", [(number,) for number in numbers])
 
 

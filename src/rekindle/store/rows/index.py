@@ -13,13 +13,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, TokenIds, id_bytes
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.files.damage import IndexDamage
 from rekindle.store.files.sqlite_file import connect, connect_writer, problem, truncate_log
@@ -273,6 +274,13 @@ class Index:
             self.damage.found("a block whose parent is missing")
             return None
         return ids[: record.num_tokens] if len(ids) >= record.num_tokens else None
+
+    def chain_to(self, head: BlockHash, most: int) -> list[BlockIdentity]:
+        """The chain that ends in a block, in order, `most` blocks at most: those after the last one that is missing."""
+        with self.reading() as connection:
+            rows = list(map(BlockRow._make, connection.execute(_CHAIN, (head, most))))
+        good = list(takewhile(lambda row: self._holds(self.tables.block, row), reversed(rows)))
+        return [BlockIdentity(row.name, row.parent, row.root, row.token_ids()) for row in reversed(good)]
 
     def counts(self) -> tuple[int, int]:
         """Numbers of agents and sequences."""

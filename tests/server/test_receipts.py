@@ -1,0 +1,170 @@
+"""Receipts: what each answer read and what was computed, under its id in every dialect, in one namespace, kept."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rekindle import Engine
+from rekindle.cache.blocks.hashing import chain_hashes, tail_hash
+from rekindle.config import ServerSettings
+from rekindle.server.observers.receipts import Receipt
+from rekindle.server.responses.receipt_rows import NUM_BYTES
+from rekindle.server.responses.stored import StoredResponses
+from tests.given import settings_of
+from tests.server import conftest
+from tests.server.conftest import Served
+from tests.server.scripted import write_scripted_model
+
+KEYS = {"left": "key-l", "right": "key-r"}
+FILLER = "There is a long letter on the table. "
+SAID: list[Any] = [{"role": "user", "content": f"talk please. {FILLER * 24}"}]
+
+
+@contextmanager
+def served_from(directory: Path, store: str = "store", model: str = "model") -> Iterator[Served]:
+    flags = {"model": directory / model, "store": directory / store, "threads": 1, "hot_bytes": "64MiB"}
+    keys = ServerSettings(api_keys=KEYS)
+    with Engine(settings_of(**flags, block_tokens=16)) as engine, conftest.serving(engine, keys) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("receipts")
+    write_scripted_model(made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path) -> Iterator[Served]:
+    with served_from(directory, "one") as running:
+        yield running
+
+
+def chat(served: Served, said: list[Any], **more: Any) -> dict[str, Any]:
+    body = {"messages": said, "max_tokens": 8, "temperature": 0, **more}
+    answer = served.send("POST", "/v1/chat/completions", body, key="key-l", x_agent_id="ada")
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def receipt(served: Served, id: str, key: str = "key-l") -> dict[str, Any]:
+    answer = served.send("GET", f"/v1/receipts/{id}", key=key)
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def later(first: dict[str, Any]) -> list[Any]:
+    return [*SAID, first["choices"][0]["message"], {"role": "user", "content": "talk again."}]
+
+
+def test_a_receipt_names_what_was_read_and_outlives_a_restart(directory: Path) -> None:
+    with served_from(directory) as served:
+        first = chat(served, SAID)
+        cold = receipt(served, first["id"])
+        (choice,) = cold["choices"]
+        reply = first["usage"]["completion_tokens"]
+        prompt = first["usage"]["prompt_tokens"]
+        assert choice["read"] == {"tokens": 0, "hot_tokens": 0, "warm_tokens": 0, "hash": None, "parent": None}
+        assert choice["computed"] == {"first": 0, "prompt": prompt, "reply": reply}
+        assert cold["agent"] == "ada" and cold["changed"] == []
+        template = (directory / "model" / "chat_template.jinja").read_bytes()
+        assert cold["identity"]["templates"] == {"default": hashlib.sha256(template).hexdigest()}
+        assert cold["identity"]["fingerprint"] == served.engine.spec.fingerprint.hex()
+        branch = served.engine.components.memory.book.of("left", "ada")[0]
+        ids = np.asarray(branch.ids)
+        assert choice["head"]["tokens"] == len(ids) and choice["head"]["hash"] == branch.head.hex()
+
+    with served_from(directory) as served:
+        assert receipt(served, first["id"])["choices"] == [choice]
+        second = receipt(served, chat(served, later(first))["id"])["choices"][0]
+        num_read = second["read"]["tokens"]
+        assert num_read == second["read"]["warm_tokens"] > 16 and second["computed"]["first"] == num_read
+        root = served.engine.components.core.cache.root("left")
+        hashes = chain_hashes(root, ids, 16)
+        if len(ids) % 16:
+            hashes.append(tail_hash(hashes[-1], ids[len(ids) // 16 * 16 :]))
+        count = -(-num_read // 16)
+        assert [block["hash"] for block in second["blocks"]] == [each.hex() for each in hashes[:count]]
+        assert second["read"]["hash"] == hashes[count - 1].hex() and second["root"] == root.hex()
+        assert sum(block["tokens"] for block in second["blocks"]) == num_read and second["is_whole"]
+
+
+def test_every_dialect_has_receipts_by_its_ids(served: Served) -> None:
+    said = [{"role": "user", "content": "talk."}]
+    short = {"messages": said, "max_tokens": 4}
+    many = chat(served, said, n=2)
+    assert [each["index"] for each in receipt(served, many["id"])["choices"]] == [0, 1]
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/completions", {"prompt": ["talk", "walk"]}),
+        ("/v1/messages", {**short, "model": "claude-opus-5-5"}),
+        ("/v1/responses", {"input": "talk."}),
+        ("/v1/responses", {"input": "talk.", "store": False}),
+    )
+    for path, body in asked:
+        sent = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 4, **body}
+        answer = served.send("POST", path, sent, key="key-l").json
+        found = receipt(served, answer["id"])
+        assert found["endpoint"] == path
+        assert [each["index"] for each in found["choices"]] == list(range(len(body.get("prompt", ["talk"]))))
+    answer = served.send("POST", "/api/chat", {**short, "stream": False}, key="key-l")
+    found = receipt(served, answer.headers["x-request-id"])
+    assert found["endpoint"] == "/api/chat" and found["agent"] is None
+    stream = served.send("POST", "/v1/chat/completions", {**short, "stream": True}, key="key-l").body
+    streamed = stream.split(b'"id":')[1].split(b'"')[1].decode()
+    assert receipt(served, streamed)["choices"][0]["finish_reason"] == "stop"
+    off = chat(served, SAID, rekindle={"reuse": "off"})
+    kept = receipt(served, off["id"])["choices"][0]
+    assert kept["read"]["tokens"] == 0 and kept["head"] == {
+        "tokens": 0,
+        "hash": kept["root"],
+        "parent": kept["root"],
+    }
+
+
+def test_receipts_are_in_one_namespace_and_go_with_their_agent(served: Served, directory: Path) -> None:
+    first = chat(served, SAID)["id"]
+    other = served.send("GET", f"/v1/receipts/{first}", key="key-r")
+    assert other.status == 404 and "no receipt" in other.error["message"]
+    assert served.app.responses.flush() and receipt(served, first)["agent"] == "ada"
+    late = chat(served, SAID)["id"]
+    assert served.send("DELETE", "/v1/agents/ada", key="key-l").status == 200
+    for gone in (first, late):
+        assert served.send("GET", f"/v1/receipts/{gone}", key="key-l").status == 404
+    assert not any(each.encode() in (directory / "one" / "responses.db").read_bytes() for each in (first, late))
+
+
+def made(id: str, *, namespace: str = "left", agent: str | None = "ada") -> Receipt:
+    return Receipt(namespace, id, 0, agent, {"choice": {"index": 0}})
+
+
+def test_the_oldest_receipts_of_a_namespace_make_room_and_a_changed_one_is_missing(tmp_path: Path) -> None:
+    path, most = tmp_path / "responses.db", 10
+    with closing(StoredResponses(path, max_bytes=most * 32 * NUM_BYTES)) as kept:
+        kept.start()
+        kept.keep_receipt(made("first", namespace="right"), 0)
+        for number in range(2 * most):
+            kept.keep_receipt(made(f"r{number}"), 0)
+        ticket = kept.ticket()
+        kept.forget("left", "eve")
+        kept.keep_receipt(made("late", agent="eve"), ticket)
+        assert kept.flush()
+        kept.check()
+        left = [number for number in range(2 * most) if kept.receipts("left", f"r{number}")]
+        assert left == list(range(most + 1, 2 * most)), "as many as are allowed, and a tenth less"
+        assert kept.receipts("right", "first") and not kept.receipts("left", "late")
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE receipt SET content = replace(content, '0', '1') WHERE id = 'r19'")
+    with closing(StoredResponses(path)) as kept:
+        kept.start()
+        assert kept.receipts("left", "r18") == [made("r18")] and not kept.receipts("left", "r19")

@@ -1,0 +1,81 @@
+"""Defects in receipts: what they name, who finds them, how long they are kept; and in the checks of restored blocks."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import one
+
+KEPT = "tests/server/test_receipts.py"
+CHAINS = "tests/engine/test_chain_of.py"
+
+RECEIPTS = (
+    one(
+        "a receipt that names the block itself as the one before it",
+        "engine/core/reporting.py",
+        "before = _index(sequence, num_tokens) - 1",
+        "before = _index(sequence, num_tokens)",
+        CHAINS,
+    ),
+    one(
+        "a receipt of a preempted request that ends its engine",
+        "engine/core/reporting.py",
+        "if before >= len(ended.hashes):",
+        "if False:",
+        CHAINS,
+    ),
+    one(
+        "a block that a reply read in part is not named",
+        "engine/sequence.py",
+        "self.read = of_blocks[-1][0] if of_blocks else None",
+        "self.read = of_blocks[-2][0] if of_blocks[1:] else None",
+        CHAINS,
+    ),
+    one(
+        "a receipt for every tenant until it is written",
+        "server/responses/stored.py",
+        "for key, each in self._receipts.items() if key[:2] == (namespace, id)}",
+        "for key, each in self._receipts.items() if key[1] == id}",
+        f"{KEPT}::test_receipts_are_in_one_namespace_and_go_with_their_agent",
+    ),
+    one(
+        "a receipt that outlives its agent in the file",
+        "server/responses/receipt_rows.py",
+        "if (row.namespace, row.agent) == (namespace, agent) or not self._table.holds(row)",
+        "if not self._table.holds(row)",
+        f"{KEPT}::test_receipts_are_in_one_namespace_and_go_with_their_agent",
+    ),
+    one(
+        "a receipt of an agent that was deleted meanwhile",
+        "server/responses/stored.py",
+        'is_gone = self._forgotten.get((receipt.namespace, receipt.agent or ""), 0) > ticket',
+        "is_gone = False",
+        f"{KEPT}::test_the_oldest_receipts_of_a_namespace_make_room_and_a_changed_one_is_missing",
+    ),
+    one(
+        "the newest receipts make room",
+        "server/responses/receipt_rows.py",
+        "ORDER BY number LIMIT ?",
+        "ORDER BY number DESC LIMIT ?",
+        f"{KEPT}::test_the_oldest_receipts_of_a_namespace_make_room_and_a_changed_one_is_missing",
+    ),
+    one(
+        "a changed receipt is believed",
+        "server/responses/receipt_rows.py",
+        "if not all(map(self._table.holds, rows)):",
+        "if False:",
+        f"{KEPT}::test_the_oldest_receipts_of_a_namespace_make_room_and_a_changed_one_is_missing",
+    ),
+    one(
+        "a receipt lost at a stop",
+        "server/responses/stored.py",
+        "receipts = dict(self._receipts)",
+        "receipts = dict[tuple[str, str, int], Receipt]()",
+        f"{KEPT}::test_a_receipt_names_what_was_read_and_outlives_a_restart",
+    ),
+    one(
+        "an edited template that no receipt shows",
+        "server/observers/receipts.py",
+        "name: hashlib.sha256(text.encode()).hexdigest() for",
+        "name: hashlib.sha256(name.encode()).hexdigest() for",
+        f"{KEPT}::test_a_receipt_names_what_was_read_and_outlives_a_restart",
+    ),
+)
