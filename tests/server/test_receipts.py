@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pytest import LogCaptureFixture
 
 from rekindle import Engine
 from rekindle.cache.blocks.hashing import chain_hashes, tail_hash
@@ -24,6 +29,7 @@ from tests.server.conftest import Served
 from tests.server.scripted import write_scripted_model
 
 KEYS = {"left": "key-l", "right": "key-r"}
+SCRIPT = Path(__file__).parents[2] / "examples" / "verify_receipt.py"
 FILLER = "There is a long letter on the table. "
 SAID: list[Any] = [{"role": "user", "content": f"talk please. {FILLER * 24}"}]
 
@@ -142,6 +148,74 @@ def test_receipts_are_in_one_namespace_and_go_with_their_agent(served: Served, d
     for gone in (first, late):
         assert served.send("GET", f"/v1/receipts/{gone}", key="key-l").status == 404
     assert not any(each.encode() in (directory / "one" / "responses.db").read_bytes() for each in (first, late))
+
+
+def verified(directory: Path, shown: dict[str, Any], store: str, *more: str | Path) -> tuple[int, str]:
+    """Exit code and output of the script that verifies a receipt, without anything of ours."""
+    (directory / "receipt.json").write_text(json.dumps(shown))
+    command = [sys.executable, "-I", SCRIPT, directory / "receipt.json", directory / store, *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def only(directory: Path, pattern: str) -> Path:
+    (found,) = directory.rglob(pattern)
+    return found
+
+
+def flip(file: Path, block: str) -> None:
+    """Flip a bit of the KV of a block in a file of records."""
+    content = bytearray(file.read_bytes())
+    content[content.index(bytes.fromhex(block)) + 1024] ^= 4
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_a_swapped_file_and_an_edited_template_are_named_and_prevented(
+    directory: Path, caplog: LogCaptureFixture
+) -> None:
+    with served_from(directory, "whole") as served:
+        first = chat(served, SAID)
+        second = chat(served, later(first))
+        shown = receipt(served, second["id"])
+        alone = chat(served, later(first), rekindle={"reuse": "off"})["choices"][0]["message"]
+        with served_from(directory, "foreign") as other:
+            chat(other, SAID)
+    code, said = verified(directory, shown, "whole", "--template", directory / "model" / "chat_template.jinja")
+    num_read = shown["choices"][0]["read"]["tokens"]
+    assert (code, said) == (0, f"{second['id']}: verified, {num_read} tokens that were read\n") and num_read > 64
+    forged = json.loads(json.dumps(shown))
+    forged["choices"][0]["read"]["tokens"] += 16
+    assert verified(directory, forged, "whole")[0] == 1
+
+    block = shown["choices"][0]["blocks"][1]["hash"]
+    for store in ("flipped", "swapped"):
+        shutil.copytree(directory / "whole", directory / store)
+        records = only(directory / store, "blocks-0-000.safetensors")
+        if store == "flipped":
+            flip(records, block)
+        else:
+            shutil.copy(only(directory / "foreign", "blocks-0-000.safetensors"), records)
+        code, said = verified(directory, shown, store)
+        assert code == 1 and f"block {block}: {records.name} slot 1" in said, said
+        assert ("the checksum of its KV does not hold" in said) == (store == "flipped")
+        assert ("holds another block" in said) == (store == "swapped")
+        caplog.clear()
+        with served_from(directory, store) as served:
+            again = chat(served, later(first))
+            assert again["choices"][0]["message"] == alone
+            assert receipt(served, again["id"])["choices"][0]["read"]["tokens"] < 32
+        assert "is damaged on disk and will be recomputed" in caplog.text
+
+    shutil.copytree(directory / "model", directory / "edited" / "model")
+    template = directory / "edited" / "model" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("+ message.role +", "+ 'a ' + message.role +"))
+    code, said = verified(directory, shown, "whole", "--template", template)
+    assert code == 1 and f"{template} is not the template that made the prompt" in said
+    with served_from(directory, "whole", "edited/model") as served:
+        assert receipt(served, second["id"])["changed"] == ["templates"]
+        warm, cold = chat(served, later(first)), chat(served, later(first), rekindle={"reuse": "off"})
+        assert warm["choices"][0]["message"] == cold["choices"][0]["message"]
+        assert receipt(served, warm["id"])["choices"][0]["read"]["tokens"] < 16
 
 
 def made(id: str, *, namespace: str = "left", agent: str | None = "ada") -> Receipt:
