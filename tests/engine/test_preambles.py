@@ -10,6 +10,7 @@ from rekindle.engine.memory.branches import BranchBook
 from rekindle.engine.memory.memory import AgentMemory
 from rekindle.engine.memory.preambles import MOST_AGENTS, MOST_SYSTEMS, MOST_TOOLS, Preamble, Preambles, names_of
 from rekindle.matching.matcher import Matcher
+from rekindle.text.messages import Message
 from tests.text.families import encoder_for
 
 
@@ -76,6 +77,7 @@ def test_a_forgotten_agents_preamble_is_forgotten() -> None:
         vocab_size=encoder.vocab_size,
     )  # fmt: skip
     memory.preambles.put("a", "ada", preamble("look"))
+    memory.histories.put("a", "ada", [Message("user", "Look.")])
     memory.take_out("a", "ada")
-    assert memory.preambles.get("a", "ada") is None
+    assert memory.preambles.get("a", "ada") is None and not memory.histories.get("a", "ada")
     memory.check()

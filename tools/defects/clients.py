@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.defects.mutant import one
 
 OMISSIONS = "tests/text/test_omissions.py"
+QUOTES = "tests/engine/test_quotes.py"
 HABITS = "tests/engine/test_clients_habits.py"
 FORMS = "tests/text/test_constraints.py"
 REPLIES = "tests/engine/test_constrained.py"
@@ -99,9 +100,79 @@ CLIENTS = (
     one(
         "a history to summarise matched without its generated arguments",
         "engine/intake/rewrites.py",
-        "self._with_arguments(candidate, self._renderer.render(candidate), on_memory)\n            matched",
-        "candidate, self._renderer.render(candidate)\n            matched",
+        "            changed, again = self._with_arguments(candidate.request, again, on_memory)\n",
+        "            changed = candidate.request\n",
         f"{HABITS}::test_a_history_with_a_summarisers_system_text_keeps_the_prompt_that_it_had",
+    ),
+    one(
+        "a quoted history although more is computed then",
+        "engine/intake/rewrites.py",
+        "if rest + LEAST_GAIN > rest_as_sent or not",
+        "if not",
+        f"{QUOTES}::test_a_quoted_history_is_read_as_it_was",
+    ),
+    one(
+        "reasoning that a client quotes and the template drops, lost",
+        "engine/intake/rewrites.py",
+        'self._encoder.content_key(each, each.reasoning or "") in again.prompt.key',
+        "True",
+        f"{QUOTES}::test_reasoning_that_the_template_drops_stays_in_the_quote",
+    ),
+    one(
+        "a history in place of its quote that leaves no room for the summary",
+        "engine/intake/rewrites.py",
+        "on_memory=on_memory) + room <=",
+        "on_memory=on_memory) <=",
+        f"{QUOTES}::test_a_history_that_leaves_no_room_for_a_summary_stays_quoted",
+    ),
+    one(
+        "messages that a client does not quote, next to those that it does",
+        "engine/intake/rewrites.py",
+        "before = talk[: found.num_messages]",
+        "before = talk",
+        f"{QUOTES}::test_a_quoted_history_is_read_as_it_was",
+    ),
+    one(
+        "a mark in a quoting message moved into the history",
+        "engine/intake/rewrites.py",
+        "replace(each, message_index=at + len(before)) if",
+        "each if",
+        f"{QUOTES}::test_a_quoted_history_is_read_as_it_was",
+    ),
+    one(
+        "a part of a quote left out whose words the history has in another message",
+        "engine/intake/quotes.py",
+        "                return False\n        self._taken",
+        "                continue\n        self._taken",
+        f"{QUOTES}::test_what_is_not_in_the_history_stays",
+    ),
+    one(
+        "the beginning of a longer text taken for a text of the history",
+        "engine/intake/quotes.py",
+        "return end if end == len(self._text) or _LABEL.match(self._text, end) else None",
+        "return end",
+        f"{QUOTES}::test_a_part_is_the_whole_text_or_a_long_beginning_of_it",
+    ),
+    one(
+        "a short beginning taken for a text that was cut off",
+        "engine/intake/quotes.py",
+        "bisect_left(self._cuts, start + LEAST_CUT_OFF)",
+        "bisect_left(self._cuts, start)",
+        f"{QUOTES}::test_a_part_is_the_whole_text_or_a_long_beginning_of_it",
+    ),
+    one(
+        "each result looked for after the last call only",
+        "engine/intake/quotes.py",
+        "range(self._next, min(",
+        "range(furthest, min(",
+        f"{QUOTES}::test_what_is_not_in_the_history_stays",
+    ),
+    one(
+        "messages of a forgotten agent",
+        "engine/memory/memory.py",
+        "        self.histories.drop(namespace, agent)\n",
+        "",
+        "tests/engine/test_preambles.py",
     ),
     one(
         "a summariser's instructions before the whole history",

@@ -20,6 +20,7 @@ DAY = f"Read {NOTES}, move the copper key to the cellar, look at {PICTURE}, and 
 LATER = "And what do they say after that? step:later"
 MORE = "What do the notes say now? step:more"
 AGAIN = "Read the notes. step:again"
+LONG = "long.txt"
 DONE, STILL, ONCE = "The notes are changed.", "They name the cellar.", "Two keys are noted."
 THOUGHT = "The user wants something about files, so I use a tool and look at what it says before I answer."
 
@@ -142,17 +143,26 @@ def _cline_script(place: Place) -> Script:
 
     edit = Call("editor", {"path": place.file(NOTES), "old_text": OLD, "new_text": NEW})
     more = Call("run_commands", {"commands": [f"cat {NOTES}"]})
-    return day_of([read(NOTES)], edit, read(PICTURE), [read(part) for part in PARTS], more)
+    day = day_of([read(NOTES)], edit, read(PICTURE), [read(part) for part in PARTS], more)
+    long = [Reply("I read the long one.", [read(str(place.home / LONG))], THOUGHT)] * 4
+    return Script({**day.steps, "long": long})
 
 
 def _cline_commands(place: Place) -> Sequence[Command]:
-    # It resumes a conversation in a terminal only.
-    return [each for each in commands(["cline"], ()) if each.phase != "resume"]
+    # It resumes a conversation in a terminal only, so one is compacted that grows in a single prompt.
+    compacting = Command("compaction", ["cline", f"Read {LONG}, again and again. step:long"])
+    return [each for each in commands(["cline"], (), compacting) if each.phase != "resume"]
 
 
 def _cline_configure(place: Place) -> None:
+    write(place.home / LONG, "".join(f"Line {at} of the long file.\n" for at in range(250)))
     call = [str(place.bin / "cline"), "auth", "-p", "openai", "-k", "none", "-m", "default", "-b", f"{place.url}/v1"]
     subprocess.run(call, env={**os.environ, "HOME": str(place.home)}, check=True, capture_output=True)
+    settings = place.home / ".cline" / "data" / "settings" / "providers.json"
+    described = json.loads(settings.read_text("utf-8"))
+    for provider in described["providers"].values():
+        provider["settings"]["contextWindow"] = 14000
+    write(settings, json.dumps(described))
 
 
 def _continue_script(place: Place) -> Script:

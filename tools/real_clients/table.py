@@ -16,6 +16,7 @@ HEAD = (
     "resumed, git status changed",
     "new conversation, same project",
     "compaction",
+    "after it",
     "shown as text, ignored, normalised",
 )
 MOST_WORDS = 300
@@ -23,7 +24,7 @@ MOST_WORDS = 300
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the table, and below it the clients that were not tested."""
-    rows = [HEAD, ("---", "---", *["--:"] * 4, "---"), *(row(each) for each in outcomes if not each.untested)]
+    rows = [HEAD, ("---", "---", *["--:"] * 5, "---"), *(row(each) for each in outcomes if not each.untested)]
     lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     untested = [f"- {each.name}: {cell(each.untested)}" for each in outcomes if each.untested]
     return "\n".join([*lines, *(["", "Not tested:", "", *untested] if untested else [])])
@@ -44,7 +45,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
         f"{Share.of(day)} ({turns}), {again(every_day)} again" if day else "–",
         first(scripted.get("resume", [])),
         first([each for each in scripted.get("new", ()) if each.place == 0]),
-        compaction(outcome.requests.get("compaction", ())),
+        *compaction(outcome.requests.get("compaction", ())),
         cell(", ".join([*noted(every), *recovered(outcome, every)])) or "–",
     )
 
@@ -69,9 +70,12 @@ def again(requests: Sequence[Request]) -> str:
     return f"{sum(max(0, before.prompt_tokens - each.reused_tokens) for before, each in pairs):,}"
 
 
-def compaction(requests: Sequence[Request]) -> str:
-    """Return the share of the request that has the model summarise: the first that is no step of the script."""
-    return first([each for each in requests if each.is_reply and not each.step])
+def compaction(requests: Sequence[Request]) -> tuple[str, str]:
+    """Return the share of the request that has the model summarise, the first that is no step of the script, and that
+    of the next one."""
+    replies = [each for each in requests if each.is_reply]
+    at = next((at for at, each in enumerate(replies) if not each.step), len(replies))
+    return first(replies[at:]), first(replies[at + 1 :])
 
 
 def counted(request: Request) -> str:

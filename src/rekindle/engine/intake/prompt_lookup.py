@@ -83,13 +83,15 @@ class PromptLookup:
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
 
     def note_preamble(self, request: GenerationRequest, agent: str) -> None:
-        """Remember the system text and tools of an agent's request. On the intake thread."""
+        """Remember the system text and tools of an agent's request, and its messages. On the intake thread."""
         if request.messages is None or not request.tools or self.is_off(request):
             return
         system, beginning, _ = _parts(request.messages)
         preamble = Preamble(tuple(message.content for message in system), request.tools)
         digest = _digest(beginning) if request.agent is None else None
         self._memory.preambles.put(request.namespace, agent, preamble, beginning=digest)
+        if request.agent is not None:
+            self._memory.histories.put(request.namespace, agent, request.messages)
 
     def preamble(self, request: GenerationRequest) -> Preamble | None:
         """Return the preamble that the agent of a request for a reply had, if this request has none of its tools. On
@@ -100,6 +102,17 @@ class PromptLookup:
             return self._memory.preambles.get(request.namespace, request.agent)
         _, beginning, rest = _parts(request.messages)
         return self._memory.preambles.unnamed(request.namespace, _digest(beginning)) if rest else None
+
+    def history(self, request: GenerationRequest) -> Sequence[Message]:
+        """Return the messages of the last request with tools of a request's agent; none if it has no name, or if they
+        are not known. On the intake thread."""
+        agent = request.agent
+        return () if agent is None else self._memory.histories.get(request.namespace, agent)
+
+    def num_tokens(self, rendering: Rendering, *, on_memory: OnMemory) -> int:
+        """Return how many tokens a prompt has."""
+        match = on_memory(lambda: self._look(rendering.request, rendering.prompt)).match
+        return len(prompt_ids(self._encoder, match, rendering.prompt)[0])
 
     def nearest(self, rendering: Rendering, *, on_memory: OnMemory) -> tuple[int, bytes]:
         """Return how much of a prompt's text is stored, and the stored text that it diverges from (empty: none)."""

@@ -100,7 +100,7 @@ class RequestBuilder:
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
-        self._rewrites = Rewrites(encoder, renderer, lookup)
+        self._rewrites = Rewrites(encoder, renderer, lookup, max_context=limits.max_context)
         self._limits = limits
         self._visible = visible
         self._constraints = constraints

@@ -7,7 +7,8 @@ be another conversation's. In this order, each over what the one before it gave:
                 the agent's. Kept if stored text continues to the end of what came before the first reply; without a
                 name to the newest message, as its user may have begun the same with and without tools. A system text
                 that was sent in place of the agent's moves to the head of the newest user message, where the model
-                reads it as late as it can.
+                reads it as late as it can. Where the history comes as a quote in one message (`quotes`), candidates
+                have its messages in place of the quote. Kept if less is to be computed then.
     tails       Changing tails of the system text. The candidate has them where stored text has them. Kept if that
                 continues to the end of the first reply.
     arguments   Calls whose arguments are the same JSON values, written otherwise. The candidate has them as they were
@@ -19,15 +20,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 from rekindle.engine.intake.prompt_lookup import PromptLookup
+from rekindle.engine.intake.quotes import OPEN, unquoted
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.memory.preambles import Preamble, names_of
 from rekindle.engine.types import GenerationRequest
+from rekindle.errors import PromptTooLong
 from rekindle.text.arguments import ValueScan, read_object
 from rekindle.text.messages import GUARD, Message, ToolCall
 from rekindle.text.normalise import Removed
@@ -39,6 +42,7 @@ from rekindle.text.vocabulary import MARK
 COMPACTION, TAIL = "compaction", "tail"  # kinds of normalisation
 BETWEEN = "\n\n"  # a system text or a tail, and the words that it is put before
 LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
+LEAST_ROOM = 2048  # tokens for a summary, if its request asks for no fewer
 Rewritten = tuple[GenerationRequest, Rendering]
 ContentKey = Callable[[Message, str], bytes]  # text of a message -> how it is written in keys
 Opening = Callable[[str], bytes | None]  # name of a tool -> how its calls begin in a key; None: not known
@@ -47,10 +51,11 @@ Opening = Callable[[str], bytes | None]  # name of a tool -> how its calls begin
 class Rewrites:
     """Recognises what clients change by the stored text that a request continues without the change."""
 
-    def __init__(self, encoder: PromptEncoder, renderer: Renderer, lookup: PromptLookup) -> None:
+    def __init__(self, encoder: PromptEncoder, renderer: Renderer, lookup: PromptLookup, *, max_context: int) -> None:
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
+        self._max_context = max_context
 
     def rendered(self, request: GenerationRequest, on_memory: OnMemory) -> Rewritten:
         """Return a request with what was put back, and its rendering."""
@@ -70,14 +75,37 @@ class Rewrites:
         if known is None:
             return request, rendering
         without, _ = self._lookup.nearest(rendering, on_memory=on_memory)
-        for candidate, kept in _candidates(request, known):
-            changed, again = self._with_arguments(candidate, self._renderer.render(candidate), on_memory)
-            matched, _ = self._lookup.nearest(again, on_memory=on_memory)
-            named = again.request.agent is not None
-            least = self._renderer.first_reply(again)[0] if named else self._renderer.before_newest(again)
-            if matched >= max(without + LEAST_GAIN, least):
-                return changed, replace(again, removed=(*again.removed, *((each, without) for each in kept)))
+        history = on_memory(lambda: self._lookup.history(request))
+        for candidate in (*_candidates(request, known), *_with_quoted(request, known, history)):
+            try:
+                again = self._renderer.render(candidate.request)
+            except PromptTooLong:  # what was sent may be shorter
+                continue
+            changed, again = self._with_arguments(candidate.request, again, on_memory)
+            if self._is_kept(candidate, again, rendering, without, on_memory):
+                kept = ((each, without) for each in candidate.kept)
+                return changed, replace(again, removed=(*again.removed, *kept))
         return request, rendering
+
+    def _is_kept(
+        self, candidate: _Candidate, again: Rendering, rendering: Rendering, without: int, on_memory: OnMemory
+    ) -> bool:
+        """Whether a candidate, rendered `again`, takes the place of what was sent, of which `without` bytes are
+        stored."""
+        matched, _ = self._lookup.nearest(again, on_memory=on_memory)
+        named = again.request.agent is not None
+        least = self._renderer.first_reply(again)[0] if named else self._renderer.before_newest(again)
+        if matched < max(without + LEAST_GAIN, least):
+            return False
+        if candidate.said is not None:
+            rest, rest_as_sent = len(again.prompt.key) - matched, len(rendering.prompt.key) - without
+            if rest + LEAST_GAIN > rest_as_sent or not all(
+                self._encoder.content_key(each, each.reasoning or "") in again.prompt.key for each in candidate.said
+            ):
+                return False
+        most = candidate.request.params.max_tokens
+        room = LEAST_ROOM if most is None else min(most, LEAST_ROOM)
+        return self._lookup.num_tokens(again, on_memory=on_memory) + room <= self._max_context
 
     def _with_earlier_tails(self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory) -> Rewritten:
         if not any(each.kind == TAIL for each, _ in rendering.removed) or self._lookup.is_off(request):
@@ -110,11 +138,27 @@ class Rewrites:
         return request, self._again(request, rendering)
 
 
-def _candidates(request: GenerationRequest, known: Preamble) -> Iterator[tuple[GenerationRequest, tuple[Removed, ...]]]:
-    """Yield a named agent's request with its tools, then any with its system text, too; each with what to report."""
-    tools = Removed(COMPACTION, None, names_of(known.tools), "", Place(None, None))
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A request with what its agent had before, and what to report of it.
+
+    `said`: the messages whose reasoning its prompt must say, as it was taken out of a quote; None: nothing was quoted.
+    """
+
+    request: GenerationRequest
+    kept: tuple[Removed, ...]
+    said: tuple[Message, ...] | None = None
+
+
+def _reported(at: int | None, text: str) -> Removed:
+    return Removed(COMPACTION, at, text, "", Place(None, None))
+
+
+def _candidates(request: GenerationRequest, known: Preamble) -> Iterator[_Candidate]:
+    """Yield a named agent's request with its tools, then any with its system text, too."""
+    tools = _reported(None, names_of(known.tools))
     if request.agent is not None:
-        yield replace(request, tools=known.tools), (tools,)
+        yield _Candidate(replace(request, tools=known.tools), (tools,))
     messages = request.messages or ()
     leading = [*takewhile(lambda message: message.role == "system", messages)]
     sent = tuple(message.content for message in leading)
@@ -123,8 +167,38 @@ def _candidates(request: GenerationRequest, known: Preamble) -> Iterator[tuple[G
     own = [replace(message, content=text) for message, text in zip(leading, known.system, strict=True)]
     newest = replace(messages[-1], content=BETWEEN.join((*sent, messages[-1].content)))
     changed = with_messages(request, (*own, *messages[len(own) : -1], newest))
-    moved = (Removed(COMPACTION, at, text, "", Place(None, None)) for at, text in enumerate(sent))
-    yield replace(changed, tools=known.tools), (tools, *moved)
+    moved = (_reported(at, text) for at, text in enumerate(sent))
+    yield _Candidate(replace(changed, tools=known.tools), (tools, *moved))
+
+
+def _with_quoted(request: GenerationRequest, known: Preamble, history: Sequence[Message]) -> Iterator[_Candidate]:
+    """Yield a request with the messages of its agent's history in place of what its only message quotes of them.
+
+    First without the reasoning that it quotes, for templates that write it.
+    """
+    *leading, newest = request.messages or ()
+    talk = history[len(leading) :]
+    if [each.role for each in leading] != ["system"] * len(known.system) or newest.role != "user":
+        return
+    own = history[: len(leading)]
+    for with_reasoning in (True, False):
+        found = unquoted(talk, newest.content, with_reasoning=with_reasoning)
+        if found is None:
+            continue
+        sent = tuple(each.content for each in leading)
+        short = replace(newest, content=BETWEEN.join((*sent, found.text)))
+        before = talk[: found.num_messages]
+        changed = with_messages(request, (*own, short))
+        at = len(leading)
+        marks = tuple(
+            replace(each, message_index=at + len(before)) if each.message_index == at else each
+            for each in changed.breakpoints
+        )
+        changed = replace(changed, messages=(*own, *before, short), breakpoints=marks, tools=known.tools)
+        moved = (_reported(at, text) for at, text in enumerate(sent))
+        quote = _reported(len(leading), newest.content[newest.content.index(OPEN) :])
+        said = tuple(each for each in before if each.reasoning and with_reasoning)
+        yield _Candidate(changed, (_reported(None, names_of(known.tools)), *moved, quote), said)
 
 
 def with_messages(request: GenerationRequest, changed: tuple[Message, ...]) -> GenerationRequest:

@@ -20,6 +20,7 @@ from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.memory.beginnings import Beginnings
 from rekindle.engine.memory.branches import Branch, BranchBook, KnownBranch, TurnEnd
 from rekindle.engine.memory.breakpoints import Breakpoints
+from rekindle.engine.memory.histories import Histories
 from rekindle.engine.memory.pins import Pins
 from rekindle.engine.memory.preambles import Preambles
 from rekindle.engine.memory.sequences import branch_of, cut, durable_tokens, record_of, to_save
@@ -77,6 +78,7 @@ class AgentMemory:
         self.pins = Pins(book, block_tokens=block_tokens, max_blocks=max_pinned_blocks, save=save, now=now)
         self._beginnings = Beginnings(book, block_tokens=block_tokens)
         self.preambles = Preambles()
+        self.histories = Histories()
         self.system_texts = SystemTexts()
         self.summaries = Summaries()
         self._to_index: list[Branch] = []
@@ -313,6 +315,7 @@ class AgentMemory:
     def take_out(self, namespace: str, agent: str) -> list[Branch]:
         """Forget an agent, but for its breakpoints and what the store has; return its branches."""
         self.preambles.drop(namespace, agent)
+        self.histories.drop(namespace, agent)
         self.system_texts.drop(namespace, agent)
         self.summaries.drop(namespace, agent)
         branches = self.book.drop(namespace, agent)
@@ -326,11 +329,12 @@ class AgentMemory:
         return [branch for branch in branches if branch.saved_tokens < branch.num_tokens and branch.last_use >= since]
 
     def check(self) -> None:
-        """Assert the invariants of matcher, book, breakpoints, preambles, system texts and summaries."""
+        """Assert the invariants of matcher, book, breakpoints, preambles, histories, system texts, summaries."""
         self.matcher.check()
         self.book.check()
         self.breakpoints.check()
         self._beginnings.check()
         self.preambles.check()
+        self.histories.check()
         self.system_texts.check()
         self.summaries.check()
