@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.config import ServerSettings, Settings
 from rekindle.errors import ConfigError, NotFound, RekindleError
-from rekindle.server.gate.caller import Access
+from rekindle.server.gate.keys import Access
 from rekindle_models.child import Keys
 from rekindle_models.cli import label_of
 from rekindle_models.named import Models, text_of

@@ -14,7 +14,8 @@ from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
 from rekindle.server import page
 from rekindle.server.border import Problem
-from rekindle.server.gate.caller import Access, Guard
+from rekindle.server.gate.caller import Guard
+from rekindle.server.gate.keys import Access, Keys
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
 
@@ -85,7 +86,8 @@ def test_the_page_is_for_our_names_only() -> None:
     async def nothing(*_: object) -> None:
         """The application behind the guard."""
 
-    guard = Guard(nothing, settings=ServerSettings(api_key="secret"))
+    settings = ServerSettings(api_key="secret")
+    guard = Guard(nothing, settings=settings, keys=Keys(settings))
     assert guard.judge("/", Headers({"host": "localhost"})) == Access(has_key=False)
     refused = guard.judge("/page/main.js", Headers({"host": "evil.example"}))
     assert isinstance(refused, Problem)

@@ -20,7 +20,8 @@ from rekindle.errors import BadRequest, Cancelled
 from rekindle.server.answers.answer import LARGE_BODY, Answer, Stamp, accepted, submit_all
 from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.border import HttpError
-from rekindle.server.gate.caller import Access, Caller, grant
+from rekindle.server.gate.caller import Caller, grant
+from rekindle.server.gate.keys import Access
 from rekindle.server.observers.log import LogWatch, RequestLog, TurnLog
 from rekindle.server.observers.metrics import Metrics
 from rekindle.server.openai.calls import parse_completion

@@ -130,7 +130,7 @@ def test_flags_and_variables_exist() -> None:
     commands = re.findall(r"rekindle serve(.*)|^CMD \[(\"serve\".*)\]", text, re.MULTILINE)
     used = {flag for found in commands for flag in re.findall(r"--[a-z-]+", "".join(found))}
     assert used and used <= flags
-    assert set(re.findall(r"`--([a-z-]+)", PAGE)) - {"profile"} <= {str(flag)[2:] for flag in flags}
+    assert set(re.findall(r"`--([a-z-]+)", PAGE)) - {"profile", "admin"} <= {str(flag)[2:] for flag in flags}
 
 
 class Unit(configparser.RawConfigParser):

@@ -9,7 +9,8 @@ from starlette.datastructures import Headers
 
 from rekindle.config import ServerSettings
 from rekindle.server.border import Problem
-from rekindle.server.gate.caller import Access, Guard
+from rekindle.server.gate.caller import Guard
+from rekindle.server.gate.keys import Access, Keys
 
 
 async def nothing(*_: object) -> None:
@@ -17,7 +18,7 @@ async def nothing(*_: object) -> None:
 
 
 def status(settings: ServerSettings, path: str = "/v1/models", **headers: str) -> int:
-    judged = Guard(nothing, settings=settings).judge(path, Headers(headers))
+    judged = Guard(nothing, settings=settings, keys=Keys(settings)).judge(path, Headers(headers))
     return judged.status if isinstance(judged, Problem) else 200
 
 
@@ -126,7 +127,7 @@ def test_our_own_page_is_served() -> None:
 
 def access(settings: ServerSettings, key: str | None = None, path: str = "/v1/models") -> Access | None:
     headers = Headers({"host": "localhost", **({"authorization": f"Bearer {key}"} if key is not None else {})})
-    judged = Guard(nothing, settings=settings).judge(path, headers)
+    judged = Guard(nothing, settings=settings, keys=Keys(settings)).judge(path, headers)
     return None if isinstance(judged, Problem) else judged
 
 

@@ -14,8 +14,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.gate.caller import Access, grant
-from rekindle.server.gate.limits import BODIES_AT_ONCE, Limits, Rates, ShutdownGate
+from rekindle.server.gate.caller import grant
+from rekindle.server.gate.keys import Access, Keys
+from rekindle.server.gate.limits import BODIES_AT_ONCE, Limits, ShutdownGate
+from rekindle.server.gate.tenants import Rates
 from tests.server.conftest import Served, serving
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -51,7 +53,7 @@ def said(connection: socket.socket) -> bytes:
 
 def test_a_bucket_fills_evenly() -> None:
     now = 100.0
-    rates = Rates(60, clock=lambda: now)
+    rates = Rates(lambda _: 60, clock=lambda: now)
     assert [rates.take("left") for _ in range(60)] == [0.0] * 60
     assert rates.take("left") == pytest.approx(1.0)
     assert rates.take("right") == 0.0
@@ -161,7 +163,8 @@ class Bodies:
         self.sizes: list[int] = []
         self.num_held: list[int] = []  # of all, whenever a piece was asked for
         self.let_go = asyncio.Event()
-        self.limits = Limits(self, settings=ServerSettings(max_body_bytes=100, **settings), gate=ShutdownGate())
+        server = ServerSettings(max_body_bytes=100, **settings)
+        self.limits = Limits(self, settings=server, gate=ShutdownGate(), keys=Keys(server))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.sizes.append(len((await receive())["body"]))

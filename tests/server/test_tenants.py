@@ -9,7 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from rekindle.config import ServerSettings
 from rekindle.server.gate.caller import Guard
-from rekindle.server.gate.limits import TenantRequests
+from rekindle.server.gate.keys import Keys
+from rekindle.server.gate.tenants import TenantRequests
 
 KEYS = {"a": "key-a", "b": "key-b"}
 WAIT_S = 60.0
@@ -21,7 +22,7 @@ class Waiting:
     def __init__(self, settings: ServerSettings) -> None:
         self.num_inside = 0
         self.let_go = asyncio.Event()
-        app = Guard(TenantRequests(self, settings=settings), settings=settings)
+        app = Guard(TenantRequests(self, settings=settings), settings=settings, keys=Keys(settings))
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

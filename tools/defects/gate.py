@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from tools.defects.mutant import Mutant, one
 
-CALLER, LIMITS = "server/gate/caller.py", "server/gate/limits.py"
-OF_GUARD, OF_LIMITS, OF_TENANTS, OF_IDS = (
-    f"tests/server/test_{name}.py" for name in ("guard", "limits", "tenants", "agent_ids")
+CALLER, LIMITS, KEYS, TENANTS = (f"server/gate/{name}.py" for name in ("caller", "limits", "keys", "tenants"))
+FILE = "config/key_file.py"
+OF_GUARD, OF_LIMITS, OF_TENANTS, OF_IDS, OF_FILE = (
+    f"tests/server/test_{name}.py" for name in ("guard", "limits", "tenants", "agent_ids", "key_file")
 )
+OF_COMMANDS = f"{OF_FILE}::test_commands_leave_the_rest_of_the_file_as_it_was"
+OF_SERVER = f"{OF_FILE}::test_a_server_follows_the_file"
 
 GATE: tuple[Mutant, ...] = (
     one(
@@ -34,7 +37,7 @@ GATE: tuple[Mutant, ...] = (
     ),
     one(
         "every key an admin's",
-        CALLER,
+        KEYS,
         "Access(name, is_admin=all_are_admins)",
         "Access(name, is_admin=True)",
         f"{OF_GUARD}::test_a_key_opens_its_namespace_and_no_other",
@@ -62,8 +65,8 @@ GATE: tuple[Mutant, ...] = (
     ),
     one(
         "a bucket of requests that does not fill",
-        LIMITS,
-        "bucket.tokens + (now - bucket.at) * self._per_s",
+        TENANTS,
+        "bucket.tokens + (now - bucket.at) * per_s",
         "bucket.tokens",
         f"{OF_LIMITS}::test_a_bucket_fills_evenly",
     ),
@@ -77,15 +80,53 @@ GATE: tuple[Mutant, ...] = (
     one(
         "all room for bodies to one tenant",
         LIMITS,
-        "share = SHARE if len(settings.namespaces()) > 1 else 1.0",
+        "share = SHARE if settings.has_tenants() else 1.0",
         "share = 1.0",
         f"{OF_LIMITS}::test_one_namespace_does_not_hold_all_the_room_where_there_are_several",
     ),
     one(
         "a tenant's requests that never end",
-        LIMITS,
+        TENANTS,
         "            self._under_way[access.namespace] -= 1\n",
         "            pass\n",
         f"{OF_TENANTS}::test_one_tenant_has_half_of_the_connections_under_way",
+    ),
+    one(
+        "a revoked key that opens",
+        KEYS,
+        " for key in file.keys if key.revoked is None]",
+        " for key in file.keys]",
+        OF_SERVER,
+    ),
+    one("a key file that is read once", KEYS, "self._look() != self._seen", "False", OF_SERVER),
+    one(
+        "a key file that is not readable opens nothing",
+        KEYS,
+        "            logger.error(",
+        "            self._take(KeyFile())\n            logger.error(",
+        OF_SERVER,
+    ),
+    one(
+        "the limits of the file are those of nobody",
+        KEYS,
+        "return own or self._settings.requests_per_minute",
+        "return self._settings.requests_per_minute",
+        OF_SERVER,
+    ),
+    one(
+        "with a key file every key of the settings an admin's",
+        "config/server.py",
+        "bool(self.api_keys) or self.key_file is not None\n\n    @property\n    def separates",
+        "bool(self.api_keys)\n\n    @property\n    def separates",
+        OF_SERVER,
+    ),
+    one("a file of keys for all to read", FILE, "os.O_EXCL, 0o600", "os.O_EXCL, 0o644", OF_COMMANDS),
+    one("rights of the key file lost", FILE, "os.chmod(aside, before.st_mode & 0o777)", "pass", OF_COMMANDS),
+    one(
+        "a key in the clear",
+        FILE,
+        """f'sha256 = "{digest_of(key).hex()}"']""",
+        """f'sha256 = "{digest_of(key).hex()}" # {key}']""",
+        OF_COMMANDS,
     ),
 )

@@ -13,6 +13,7 @@ from rekindle.cli.agents import agents
 from rekindle.cli.caches import cache
 from rekindle.cli.doctor import doctor
 from rekindle.cli.families import models
+from rekindle.cli.keys import keys
 from rekindle.cli.receipt import receipt
 from rekindle.cli.serving import chat, demo, serve
 from rekindle.cli.settings import GroupedCommand
@@ -67,6 +68,6 @@ def rekindle(
 
 for command in (serve, chat, demo, doctor, why, receipt, models):
     app.command(cls=GroupedCommand)(command)
-for name, group in (("agents", agents), ("cache", cache)):
+for name, group in (("agents", agents), ("cache", cache), ("keys", keys)):
     app.add_typer(group, name=name)
 add_commands(app)

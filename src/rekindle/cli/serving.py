@@ -85,6 +85,7 @@ def _serve(settings: Settings) -> tuple[int | None, Settings]:
 
             raise_limit()
             stack.enter_context(_switching_often())
+            settings.server.namespaces()  # a file of keys that cannot be read is said before anything is loaded
             listeners = open_listeners(settings.server)
             if settings.server.record is not None:
                 check_record(settings.server.record)

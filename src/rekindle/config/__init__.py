@@ -17,9 +17,9 @@ from rekindle.config.parts import (
     MiB,
     ModelSettings,
     PromptSettings,
-    ServerSettings,
     StoreSettings,
 )
+from rekindle.config.server import ServerSettings
 from rekindle.config.services import BackendKind, BackendSettings, ModelsSettings, TierSettings
 from rekindle.config.setting import parse_duration, parse_size, show_bytes
 from rekindle.config.store_places import NUM_SLOTS, is_slot, slot_directory, slot_numbers

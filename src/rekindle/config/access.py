@@ -50,11 +50,15 @@ def check_secret(secret: str) -> None:
     need(secret.isprintable(), "secret: has characters that cannot be printed; write it in others")
 
 
+def check_namespace(name: str, where: str) -> None:
+    """Raise ConfigError, which begins with `where`, if a namespace may not have this name."""
+    need(_NAME.fullmatch(name) is not None, f"{where}: {name!r} is no name: 1 to 64 letters, digits, '.', '_', '-'")
+
+
 def check_keys(api_key: str | None, api_keys: Mapping[str, str], admin_key: str | None) -> None:
     """Refuse invalid names, keys that no header can carry, and one key for two purposes."""
     for name in api_keys:
-        if _NAME.fullmatch(name) is None:
-            raise ConfigError(f"api_keys: {name!r} is no name: 1 to 64 letters, digits, '.', '_', '-'")
+        check_namespace(name, "api_keys")
     if api_key is not None and DEFAULT_NAMESPACE in api_keys:
         raise ConfigError(f"api_key is the key of {DEFAULT_NAMESPACE!r}, and api_keys names another: keep one of them")
     named = {f"api_keys: {name}": key for name, key in api_keys.items()}

@@ -62,6 +62,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     api_key: str | None
     api_keys: Mapping[str, str]
     admin_key: str | None
+    key_file: str | Path | None
     served_model_name: str | None
     strict: bool
     requests_per_minute: int | None

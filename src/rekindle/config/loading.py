@@ -18,9 +18,9 @@ from rekindle.config.parts import (
     EngineSettings,
     ModelSettings,
     PromptSettings,
-    ServerSettings,
     StoreSettings,
 )
+from rekindle.config.server import ServerSettings
 from rekindle.config.services import BackendSettings, ModelsSettings, TierSettings
 from rekindle.config.setting import KEY, Setting, check_kind, is_secret, kinds, parse_size, shortened
 from rekindle.errors import ConfigError

@@ -30,7 +30,9 @@ from rekindle.server.anthropic.route import MessagesRoute
 from rekindle.server.border import Route, on_error
 from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.caller import Guard
-from rekindle.server.gate.limits import FILES, Limits, ShutdownGate, TenantRequests, kept_bytes
+from rekindle.server.gate.keys import Keys
+from rekindle.server.gate.limits import FILES, Limits, ShutdownGate, kept_bytes
+from rekindle.server.gate.tenants import TenantRequests
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.endings import Endings
@@ -93,7 +95,8 @@ class RequestForms:
 
 
 class App(FastAPI):
-    """The application, its shutdown gate, and what it closes: recorder, stored responses, ends of sessions, extensions.
+    """The application, its keys, its shutdown gate, and what it closes: recorder, stored responses, ends of sessions,
+    extensions.
 
     Extensions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
     """
@@ -106,6 +109,7 @@ class App(FastAPI):
         endings: Endings,
         metrics: Metrics,
         *,
+        keys: Keys,
         bound: PromptBound | None,
     ) -> None:
         super().__init__(
@@ -119,6 +123,7 @@ class App(FastAPI):
         )
         self.router.route_class = Route
         self.gate = gate
+        self.keys = keys
         self.workers = FairWorkers("bodies")
         self.bound = bound
         self.recorder = recorder
@@ -146,8 +151,9 @@ class App(FastAPI):
         return [event for extension in self.extensions for event in extension.events]
 
     def problems(self) -> tuple[str, ...]:
-        """What cannot be written, a sentence each."""
+        """What cannot be written or read, a sentence each."""
         return (
+            *self.keys.problems(),
             *(self.recorder.problems() if self.recorder else ()),
             *self.responses.problems(),
             *(problem for extension in self.extensions for problem in extension.state.problems()),
@@ -170,11 +176,11 @@ def create_app(
     metrics, history = Metrics(served.name), History(clock=clock)
     metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
-    log = RequestLog()
+    log, keys = RequestLog(), Keys(settings)
     observers: list[Observer] = [metrics, history]
     responses = _open_responses(engine, settings)
     endings = Endings(engine)
-    app = App(ShutdownGate(), recorder, responses, endings, metrics, bound=engine.encoder.bound)
+    app = App(ShutdownGate(), recorder, responses, endings, metrics, keys=keys, bound=engine.encoder.bound)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
     receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
@@ -203,9 +209,9 @@ def create_app(
         app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
     app.add_middleware(RequestForms)
-    app.add_middleware(Limits, settings=settings, gate=app.gate, files=FILES)
+    app.add_middleware(Limits, settings=settings, gate=app.gate, keys=keys, files=FILES)
     app.add_middleware(TenantRequests, settings=settings)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, keys=keys)
     return app
 
 

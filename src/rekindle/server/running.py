@@ -11,6 +11,7 @@ import asyncio
 import errno
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from rekindle.errors import ConfigError
 from rekindle.server import descriptors
 from rekindle.server.connections import MAX_LINGERING, ConnectionConfig
 from rekindle.server.descriptors import Listener
+from rekindle.server.gate.keys import Keys
 from rekindle.server.gate.limits import ShutdownGate
 
 NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for "localhost" without IPv6
@@ -80,20 +82,32 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}; choose another --host or --port"
 
 
+class Application(Protocol):
+    """An ASGI application, the gate that a shutdown closes, and its keys, which SIGHUP reads again."""
+
+    gate: ShutdownGate
+    keys: Keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the lifespan."""
+
+
 class _Server(uvicorn.Server):
     """Reports when it has started, and stops in two steps: first the gate, then the connections."""
 
     def __init__(
-        self, config: uvicorn.Config, *, on_started: Callable[[], None], gate: ShutdownGate, stop_s: float
+        self, config: uvicorn.Config, app: Application, settings: ServerSettings, *, on_started: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._gate = gate
-        self._stop_s = stop_s
+        self._app = app
+        self._settings = settings
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            if self._settings.key_file is not None and sys.platform != "win32":
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._app.keys.reload)
             self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -102,9 +116,10 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._gate.close()
-        await self._empty(self._stop_s, until=lambda: self.force_exit)
-        self._gate.cut()
+        gate = self._app.gate
+        gate.close()
+        await self._empty(self._settings.stop_s, until=lambda: self.force_exit)
+        gate.cut()
         await self._empty(CLOSE_S)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn skips this then, and the application would not be closed
@@ -114,7 +129,7 @@ class _Server(uvicorn.Server):
         """Wait for requests in progress to end."""
         loop = asyncio.get_running_loop()
         end = loop.time() + most_s
-        while self._gate.num_inside and loop.time() < end and not until():
+        while self._app.gate.num_inside and loop.time() < end and not until():
             await asyncio.sleep(TICK_S)
 
 
@@ -129,15 +144,6 @@ def _signals_end_quietly() -> Iterator[list[int]]:
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
-
-
-class Application(Protocol):
-    """An ASGI application, and the gate that a shutdown closes."""
-
-    gate: ShutdownGate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the lifespan."""
 
 
 def run_application(
@@ -160,6 +166,6 @@ def run_application(
     with ExitStack() as signals, make(settings) as app:
         seen = signals.enter_context(_signals_end_quietly())  # until the application is closed
         config = ConnectionConfig(app, settings, server_header=False, timeout_graceful_shutdown=CLOSE_S)
-        running = _Server(config, on_started=lambda: say(url), gate=app.gate, stop_s=settings.stop_s)
+        running = _Server(config, app, settings, on_started=lambda: say(url))
         running.run(sockets=[Listener(each, make_room=config.places.reclaim_one) for each in listeners])
     return seen[-1] if seen else None

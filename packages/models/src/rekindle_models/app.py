@@ -25,7 +25,9 @@ from rekindle.config import Settings
 from rekindle.errors import RekindleError
 from rekindle.server.border import HttpError, Problem, in_thread, on_error
 from rekindle.server.gate.caller import Guard, access_of
-from rekindle.server.gate.limits import Limits, ShutdownGate, TenantRequests
+from rekindle.server.gate.keys import Keys as ServerKeys
+from rekindle.server.gate.limits import Limits, ShutdownGate
+from rekindle.server.gate.tenants import TenantRequests
 from rekindle.server.observers.log import Logged
 from rekindle.server.ollama.heading import Heading, chat_piece, text_piece
 from rekindle_models.child import Child, Keys
@@ -42,7 +44,7 @@ NOT_LOADED_S = 10.0  # what those who watch are asked to wait
 
 
 class Host:
-    """The application, and the gate that a shutdown closes; the models end with its lifespan."""
+    """The application, its keys, and the gate that a shutdown closes; the models end with its lifespan."""
 
     def __init__(self, settings: Settings, models: Models) -> None:
         self.gate = ShutdownGate()
@@ -58,14 +60,15 @@ class Host:
         self._forwarder = Forwarder()
         self._descriptions = Descriptions(models, self.places, self._forwarder, self._keys)
         server = settings.server
+        self.keys = ServerKeys(server)
         self._app = Logged(
             Starlette(
                 routes=[ForModels(self), *own_routes(models, self.places, self._descriptions, self.figures)],
                 middleware=[
                     Middleware(ByPrefix),
-                    Middleware(Guard, settings=server),
+                    Middleware(Guard, settings=server, keys=self.keys),
                     Middleware(TenantRequests, settings=server),
-                    Middleware(Limits, settings=server, gate=self.gate),
+                    Middleware(Limits, settings=server, gate=self.gate, keys=self.keys),
                 ],
                 exception_handlers=dict.fromkeys((RekindleError, HTTPException, Exception), on_error),
                 lifespan=self._lifespan,

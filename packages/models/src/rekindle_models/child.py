@@ -17,7 +17,7 @@ from typing import Any
 from rekindle.config import DEFAULT_NAMESPACE, ENV_PREFIX, ServerSettings
 from rekindle.errors import BackendFailed
 from rekindle.harness.own_server import Command, EndedEarly, OwnServer, free_url
-from rekindle.server.gate.caller import Access
+from rekindle.server.gate.keys import Access
 from rekindle_models.named import Model, text_of
 from rekindle_models.said import Said
 
@@ -35,9 +35,8 @@ class Keys:
     @classmethod
     def made_for(cls, settings: ServerSettings) -> Keys:
         """Make keys for the namespaces of a server."""
-        separates = settings.admin_key is not None or bool(settings.api_keys)  # as the guard decides who is an admin
         named = {name: secrets.token_urlsafe(32) for name in settings.namespaces()}
-        return cls(named, secrets.token_urlsafe(32) if separates else None)
+        return cls(named, secrets.token_urlsafe(32) if settings.separates else None)
 
     def key_for(self, access: Access) -> str | None:
         """Return the key that grants what a request was granted; None if that was nothing."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rekindle.config import ServerSettings, Settings, show_bytes
+from rekindle.errors import ConfigError
 from rekindle.server.descriptors import raise_limit
 from rekindle.server.running import open_listeners, run_application
 from rekindle_models.app import Host
@@ -17,6 +18,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int | None:
 
     ConfigError or ModelRefused for what cannot be served as it is written.
     """
+    if settings.server.key_file is not None:
+        raise ConfigError("key_file: a server of several models reads none: list keys in REKINDLE_API_KEYS")
     models = Models.read(settings)
     raise_limit()
     listeners = open_listeners(settings.server)

@@ -6,8 +6,6 @@ Ids are percent-encoded in headers and URLs. They decide which memory is used, n
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import socket
 from collections.abc import Mapping
@@ -20,9 +18,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.agent_ids import check_agent_id, check_new_agent_id
-from rekindle.config import DEFAULT_NAMESPACE, ServerSettings, is_loopback
+from rekindle.config import ServerSettings, is_loopback
 from rekindle.errors import BadRequest
 from rekindle.server.border import Problem, needs_admin
+from rekindle.server.gate.keys import Access, Keys
 from rekindle.server.lines import line_of
 
 ALL = "*"  # every namespace, on routes that let an admin request it
@@ -63,18 +62,6 @@ CLIENT_FAMILIES = (
     _Family("x-openwebui-chat-id"),
 )
 _STATE = "rekindle_access"
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What a key grants: one namespace and, if `is_admin`, the operator's routes.
-
-    `has_key` False: the request has no key and may reach only routes that need none, such as health checks.
-    """
-
-    namespace: str = "default"
-    is_admin: bool = False
-    has_key: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,42 +208,13 @@ def _decoded(raw: bytes, where: str) -> str:
 # checks and the files of the page, which prompts for a key itself, need no key.
 
 
-class Keys:
-    """The access that each key grants. A given key is compared with every known one, by digest, in constant time."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        # With no keys that separate tenants, every caller may see everything.
-        all_are_admins = settings.admin_key is None and not settings.api_keys
-        named = dict(settings.api_keys)
-        if settings.api_key is not None:
-            named[DEFAULT_NAMESPACE] = settings.api_key
-        self._known = [(_digest(key), Access(name, is_admin=all_are_admins)) for name, key in named.items()]
-        if settings.admin_key is not None:
-            self._known.append((_digest(settings.admin_key), Access(is_admin=True)))
-        self.without = None if settings.needs_key else Access(is_admin=all_are_admins)
-
-    def access(self, headers: Headers) -> Access | None:
-        """Return what the key in these headers grants, or what is granted without one; None: nothing."""
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        digest, found = _digest(given), self.without
-        for known, access in self._known:
-            if hmac.compare_digest(digest, known):
-                found = access
-        return found
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
 class Guard:
     """ASGI middleware that answers 401 and 403 itself and passes other requests on with their `Access`."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings, keys: Keys) -> None:
         self._app = app
         self._settings = settings
-        self._keys = Keys(settings)
+        self._keys = keys
         self._public = [place for name in settings.public_host if (place := _place(name)) is not None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,5 @@
-"""Limits on incoming requests: rate per minute, size and minimum speed of bodies, and no requests during shutdown; and
-what one tenant may keep.
+"""Limits on incoming requests: size and minimum speed of bodies, and no requests during shutdown; and what one tenant
+may keep.
 
 Owns the number of requests in progress, which a shutdown waits for, and the bytes of their bodies. A body is read whole
 before any route sees it, so that no route has to bound it, and counts until its request is answered; but for files,
@@ -28,6 +28,8 @@ from rekindle.config import WORDS_SHARE, ServerSettings
 from rekindle.errors import Cancelled, StoreRefused
 from rekindle.server.border import HttpError, Problem, in_thread, invalid
 from rekindle.server.gate.caller import access_of
+from rekindle.server.gate.keys import Keys
+from rekindle.server.gate.tenants import Rates
 
 if TYPE_CHECKING:  # a server of several models computes nothing, and imports no torch
     from rekindle.engine.api import Engine
@@ -66,35 +68,6 @@ class FreedMemory:
     def _give_back(self) -> None:
         self._is_due = False
         asyncio.get_running_loop().run_in_executor(None, allocator.trim)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Requests that may be sent now; `tokens` is as of time `at`."""
-
-    tokens: float
-    at: float
-
-
-class Rates:
-    """A token bucket of `per_minute` requests per namespace. Namespaces are few: the settings list them."""
-
-    def __init__(self, per_minute: int, *, clock: Callable[[], float]) -> None:
-        self._capacity = per_minute
-        self._per_s = per_minute / 60
-        self._clock = clock
-        self._buckets: dict[str, _Bucket] = {}
-
-    def take(self, namespace: str) -> float:
-        """Take one request: 0.0 if it may proceed, else the seconds until one may."""
-        now = self._clock()
-        bucket = self._buckets.setdefault(namespace, _Bucket(self._capacity, now))
-        bucket.tokens = min(self._capacity, bucket.tokens + (now - bucket.at) * self._per_s)
-        bucket.at = now
-        if bucket.tokens < 1:
-            return (1 - bucket.tokens) / self._per_s
-        bucket.tokens -= 1
-        return 0.0
 
 
 class ShutdownGate:
@@ -179,6 +152,7 @@ class Limits:
         *,
         settings: ServerSettings,
         gate: ShutdownGate,
+        keys: Keys,
         files: re.Pattern[bytes] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -187,10 +161,10 @@ class Limits:
         self._settings = settings
         self._gate = gate
         self._clock = clock
-        share = SHARE if len(settings.namespaces()) > 1 else 1.0
+        share = SHARE if settings.has_tenants() else 1.0
         self.budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes, share=share)
         self._freed = FreedMemory()
-        self._rates = Rates(settings.requests_per_minute, clock=clock) if settings.requests_per_minute else None
+        self._rates = Rates(keys.requests_per_minute, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check an HTTP request and read its body; other kinds (lifespan) pass."""
@@ -211,13 +185,7 @@ class Limits:
         path = request.scope["path"]
         if self._gate.is_closed and path != "/health/live":
             return STOPPING
-        if self._rates is None or not path.startswith(LIMITED):
-            return None
-        wait_s = self._rates.take(access_of(request).namespace)
-        if not wait_s:
-            return None
-        message = f"more than {self._settings.requests_per_minute} requests a minute: come back in {wait_s:.1f} s"
-        return Problem(429, "requests", message, code="rate_limit_exceeded", retry_after_s=wait_s)
+        return self._rates.problem(access_of(request).namespace) if path.startswith(LIMITED) else None
 
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -364,36 +332,3 @@ def _coded(headers: Headers) -> HttpError | None:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes} bytes"
-
-
-# A limit on one tenant's requests in progress: otherwise its slow readers and watchers could hold all connections.
-#
-# Owns that count. With several tenants each may have half of the connections. A connection whose request head has not
-# arrived has no tenant yet; `places` bounds those. Other modules bound what a request waits for, and how long.
-
-
-class TenantRequests:
-    """ASGI middleware inside the guard: answers 503 itself to a tenant that is at its limit."""
-
-    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
-        self._app = app
-        self._has_others = len(settings.namespaces()) > 1
-        self._most = -(-settings.max_connections // 2) if self._has_others else settings.max_connections
-        self._under_way: Counter[str] = Counter()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count an HTTP request that has a tenant's key; pass others on."""
-        access = access_of(Request(scope)) if scope["type"] == "http" else None
-        if access is None or not access.has_key or (access.is_admin and self._has_others):
-            await self._app(scope, receive, send)
-            return
-        if self._under_way[access.namespace] >= self._most:
-            message = f"namespace {access.namespace!r} has {self._most} requests under way: try again"
-            problem = Problem(503, "server_error", message, code="overloaded", retry_after_s=1)
-            await problem.response(scope)(scope, receive, send)
-            return
-        self._under_way[access.namespace] += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._under_way[access.namespace] -= 1
