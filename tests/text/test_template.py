@@ -15,6 +15,7 @@ from rekindle.text.growth import analyse_growth
 from rekindle.text.messages import GUARD
 from rekindle.text.template import ChatTemplate
 from tests.text import factories
+from tests.tiny_models import PARTS_TEMPLATE
 
 FEATURES = (
     "{%- set ns = namespace(n=0) -%}\n"
@@ -37,6 +38,23 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "d<é>"}}
 def test_renders_like_transformers(source: str) -> None:
     (expected,), _ = render_jinja_template([MESSAGES], tools=TOOLS, chat_template=source, add_generation_prompt=True)
     assert ChatTemplate({"default": source}, {}).render(MESSAGES, TOOLS) == expected
+
+
+def test_content_is_in_parts_where_a_template_writes_nothing_else() -> None:
+    """As of models that see: of a text they would write each character's part, which is nothing."""
+    template = ChatTemplate({"default": PARTS_TEMPLATE}, {})
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in MESSAGES]
+    (expected,), _ = render_jinja_template([parts], chat_template=PARTS_TEMPLATE, add_generation_prompt=True)
+    assert template.render(MESSAGES) == template.render(parts) == expected
+    assert "Zürich" in expected and template.takes_parts
+    assert not ChatTemplate({"default": factories.CHAT}, {}).takes_parts and not ChatTemplate({}, {}).takes_parts
+
+
+def test_the_template_of_a_processor_is_read_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}), "utf-8")
+    assert ChatTemplate.from_dir(tmp_path).sources == {"default": "of the processor"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the tokenizer"}), "utf-8")
+    assert ChatTemplate.from_dir(tmp_path).sources == {"default": "of the tokenizer"}
 
 
 def test_arguments_print_as_generated() -> None:

@@ -34,6 +34,8 @@ from rekindle.text.metering import Exceeded
 TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 CONFIG_FILE = "tokenizer_config.json"
+PROCESSORS_FILE = "chat_template.json"
+_PROBE = "quicksilver"
 _GENERATION_TAGS = {"generation"}
 
 
@@ -79,7 +81,8 @@ class ChatTemplate:
 
     @classmethod
     def from_dir(cls, directory: Path, *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
-        """Read `chat_template.jinja`, else `chat_template` of tokenizer_config.json; special tokens from the latter.
+        """Read `chat_template.jinja`, else `chat_template` of tokenizer_config.json, else that of chat_template.json,
+        where older models that see have it; special tokens from tokenizer_config.json.
 
         Templates of other names are in that list, or files of these names in `additional_chat_templates`.
         """
@@ -93,6 +96,8 @@ class ChatTemplate:
                 raise ModelRefused(f"{CONFIG_FILE}: each entry of chat_template needs a name and a template")
             sources = {str(item["name"]): str(item["template"]) for item in entry}
         sources |= {path.stem: path.read_text("utf-8") for path in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))}
+        if not sources:
+            sources = _of_processor(directory)
         path = directory / TEMPLATE_FILE
         if path.is_file():
             sources["default"] = path.read_text(encoding="utf-8")
@@ -108,6 +113,19 @@ class ChatTemplate:
         """The names of all that the templates read without setting it: messages, switches of the caller, and so on."""
         trees = [self._environment.parse(source) for source in self.sources.values()]
         return frozenset().union(*(jinja2.meta.find_undeclared_variables(tree) for tree in trees))
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether they write content only as a list of parts, as those of models that see often do."""
+        if not self.exists:
+            return False
+        shown = []
+        for content in (_PROBE, _parts(_PROBE)):
+            try:
+                shown.append(_PROBE in self._rendered([{"role": "user", "content": content}], None, {}, MOST_WRITTEN))
+            except BadRequest:
+                shown.append(False)
+        return shown == [False, True]
 
     def with_clock(self, clock: Callable[[], datetime]) -> ChatTemplate:
         """Return the same template with another clock."""
@@ -134,8 +152,20 @@ class ChatTemplate:
         """Return the text of a conversation. Raises BadRequest if the template refuses or fails on it.
 
         PromptTooLong if the text has more than `most_chars` characters, or takes more work than a template may do;
-        both are known after that much work, however long the whole would be.
+        both are known after that much work, however long the whole would be. Content is a text, or a list of parts.
         """
+        if self.takes_parts:
+            messages = [_in_parts(message) for message in messages]
+        variables["add_generation_prompt"] = add_generation_prompt
+        return self._rendered(messages, tools, variables, most_chars)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        variables: Mapping[str, Any],
+        most_chars: int,
+    ) -> str:
         if not self.exists:
             raise BadRequest("this model has no chat template: use /v1/completions, or add chat_template.jinja")
         name = "tool_use" if tools and "tool_use" in self._compiled else "default"
@@ -148,7 +178,6 @@ class ChatTemplate:
             "messages": [dict(message) for message in messages],
             "tools": list(tools) if tools else None,
             "documents": variables.get("documents"),
-            "add_generation_prompt": add_generation_prompt,
         }
         try:
             return render(self._compiled[name], values, most=most_chars, work=self._most_work)
@@ -179,9 +208,17 @@ class ChatTemplate:
         return environment
 
 
+def _of_processor(directory: Path) -> dict[str, str]:
+    template = _object_in(directory / PROCESSORS_FILE).get("chat_template")
+    return {"default": template} if isinstance(template, str) else {}
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json as a dict, empty when there is none."""
-    path = directory / CONFIG_FILE
+    return _object_in(directory / CONFIG_FILE)
+
+
+def _object_in(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
@@ -200,6 +237,16 @@ def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(content, str):
                 named[name] = content
     return named
+
+
+def _parts(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content, if it is a text, is a part."""
+    content = message.get("content")
+    return {**message, "content": _parts(content)} if isinstance(content, str) else message
 
 
 def _raise_exception(message: str) -> str:
