@@ -7,6 +7,7 @@ drawn with eight times the usual spread: with the usual one, logits hardly see a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,12 @@ SPREAD = 0.02 * 8
 WINDOW = 24
 CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|tool|>")
 PAD_ID, START_ID, END_ID, TOOL_ID = range(4)
+# Around pictures, after all other ids: as the tokenizers of SmolVLM and Idefics 3 name them.
+PICTURE_TOKENS = (
+    *("<fake_token_around_image>", "<image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+)
+IMAGE_ID = VOCAB_SIZE + PICTURE_TOKENS.index("<image>")
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 CHAT_TEMPLATE = (
@@ -91,6 +98,11 @@ _EYE: dict[str, Any] = {
     "patch_size": 4,
     "out_hidden_size": 64,
 }
+
+# Tiles of 16 x 16 pixels, at most 4 x 4 of them and the whole picture; each is 4 tokens.
+_PICTURES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 16}, "do_image_splitting": True}
+_PROCESSORS = {"smolvlm": "SmolVLMImageProcessor", "idefics3": "Idefics3ImageProcessor"}
+_WITH_PICTURES = {"vocab_size": VOCAB_SIZE + len(PICTURE_TOKENS)}
 
 # model_type, differences from _COMMON (None removes a key); with a `text_config` they are that one's.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -275,6 +287,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"text_config": {"model_type": "mistral4", **_MLA, **_DEEPSEEK_MOE},
          "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
     ),
+    "smolvlm": (
+        "smolvlm",
+        {"text_config": {"model_type": "llama", **_WITH_PICTURES},
+         "vision_config": {"num_hidden_layers": 2, "image_size": 16, **_EYE},
+         "scale_factor": 2, "image_token_id": IMAGE_ID},
+    ),
+    "idefics3": (
+        "idefics3",
+        {"text_config": {"model_type": "llama", **_WITH_PICTURES},
+         "vision_config": {"num_hidden_layers": 2, "image_size": 16, **_EYE},
+         "scale_factor": 2, "image_token_id": IMAGE_ID},
+    ),
     # Multi-head latent attention.
     "deepseek-v3": ("deepseek_v3", {**_MLA, **_DEEPSEEK_MOE}),
     "deepseek-v2": ("deepseek_v2", {**_MLA, **_DEEPSEEK_MOE, "n_shared_experts": 1}),
@@ -332,8 +356,9 @@ LATENT_KINDS = ("deepseek-v3", "deepseek-v2", "glm-4.7-flash", "axk1", "minicpm3
 EXACT_KINDS = ("llama", "qwen3", "gemma3", "mixtral", "phi3")
 SEEING_KINDS = (
     *("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3", "mistral3-mistral4"),
-    *("qwen3.5-vl", "qwen3.5-moe-vl"),
+    *("qwen3.5-vl", "qwen3.5-moe-vl", "smolvlm", "idefics3"),
 )
+PICTURE_KINDS = ("smolvlm", "idefics3")  # which see here, too
 
 
 def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
@@ -377,9 +402,11 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(directory: Path, template: str = CHAT_TEMPLATE) -> None:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
-    tiny_tokenizer().save(str(directory / "tokenizer.json"))
+def write_tokenizer(directory: Path, template: str = CHAT_TEMPLATE, more: Sequence[str] = ()) -> None:
+    """tokenizer.json, tokenizer_config.json and chat_template.jinja; `more` control tokens after all others."""
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().to_str()) if more else tiny_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in more])
+    tokenizer.save(str(directory / "tokenizer.json"))
     described = {
         "tokenizer_class": "TokenizersBackend",
         "eos_token": "<|im_end|>",
@@ -398,6 +425,11 @@ def tiny_model_dir(
     """Write a tiny model with tokenizer and template below `parent`; returns its directory."""
     directory = parent / f"{kind}-{dtype}-{seed}"
     tiny_model(kind, DTYPES[dtype], seed=seed, **changes).save_pretrained(directory)
-    write_tokenizer(directory)
+    if kind in PICTURE_KINDS:
+        write_tokenizer(directory, PARTS_TEMPLATE, PICTURE_TOKENS)
+        described = {"image_processor_type": _PROCESSORS[kind], **_PICTURES, "processor_class": "Idefics3Processor"}
+        (directory / "preprocessor_config.json").write_text(json.dumps(described), "utf-8")
+    else:
+        write_tokenizer(directory)
     (directory / OWN_TEXT).write_text("\n".join(CORPUS), "utf-8")  # a short one: it is computed at every load
     return directory

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine.drafts import MAX_MATCH, MIN_MATCH, NO_DRAFT, Acceptance, Draft, find_draft
+from rekindle.text.pictures import PICTURE_IDS
 
 TEXT = st.lists(st.integers(0, 3), max_size=40)
 
@@ -48,6 +49,12 @@ def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
     assert draft([9, 1, 2, 3, 1, 2, 3], most=7).ids == (1, 2, 3, 1, 2, 3, 1)
     assert draft([5, 5, 5], most=3).ids == (5, 5, 5)
     assert draft([1, 2, 3], [7, 1, 2, 3, 4], most=3).ids == (4,), "another text ends where it ends"
+
+
+def test_a_draft_ends_before_a_picture() -> None:
+    """Its tokens have ids that no model can say."""
+    assert draft([1, 2, 3, PICTURE_IDS, 4, 1, 2]) == Draft((3,), 2)
+    assert draft([1, 2, PICTURE_IDS, 4, 1, 2]).ids == ()
 
 
 @pytest.mark.parametrize("ids", [[], [1], [1, 1], [1, 2, 3], [1, 2, 3, 2]])

@@ -20,6 +20,7 @@ from tools.defects.llama import LLAMA
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
+from tools.defects.pictures import PICTURES
 from tools.defects.quantised import QUANTISED
 from tools.defects.receipts import RECEIPTS
 from tools.defects.replicas import REPLICAS
@@ -48,6 +49,7 @@ MUTANTS = (
     *STATES,
     *LATENTS,
     *QUANTISED,
+    *PICTURES,
     *CLIENTS,
     *STRICT_CALLS,
     *HINTS,

@@ -46,6 +46,7 @@ from rekindle.model.loader import Weights, gguf_dtype, load_weights
 from rekindle.model.proof import ProofCache
 from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.selftest import self_test
+from rekindle.model.vision import vision_of
 from rekindle.spec import ModelFacts, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,13 @@ def load_model(
     )
     by, kept = place.compute, ready.unsaved
     draft = LoadedModel(model, spec, directory, place.device, found.dtype, "close", native, by, notes, unsaved=kept)
-    return _proved(_fused(draft), found, settings, format_map_dir)
+    return _seeing(_proved(_fused(draft), found, settings, format_map_dir))
+
+
+def _seeing(loaded: LoadedModel) -> LoadedModel:
+    """Return a model that is proved with its vision part, if it has one that is used: no other attention is set now."""
+    vision, said = vision_of(loaded.model, loaded.directory)
+    return replace(loaded, vision=vision, notes=(*loaded.notes, *said))
 
 
 def _facts(model: Any, config: Any, directory: Path, *, num_parameters: int, weights: str) -> ModelFacts:

@@ -61,10 +61,10 @@ class Agent:
     def stream(self, messages: Messages, **options: Unpack[ChatKeywords]) -> Generation:
         """Chat; iterate the result with `for` or `async for`. Options and errors as in `Engine.stream`."""
         parts = self._parts()
-        request = chat_request(
-            messages, self.id, self.namespace, defaults=parts.sampling, form=parts.reply_format, **options
+        defaults, form = parts.sampling, parts.reply_format
+        return self._submit(
+            chat_request(messages, self.id, self.namespace, defaults=defaults, form=form, sees=parts.sees, **options)
         )
-        return self._submit(request)
 
     def chat(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatResult:
         """Return the whole reply to `messages`, with options as in `stream`."""
@@ -85,7 +85,8 @@ class Agent:
 
     def prefill(self, messages: Messages, **options: Unpack[PrefillKeywords]) -> Report:
         """Compute and remember a prompt and wait for it, as `Engine.prefilling` does; return its report."""
-        return self._submit(prefill_request(messages, self.id, self.namespace, **options)).result().report
+        sees = self._parts().sees
+        return self._submit(prefill_request(messages, self.id, self.namespace, sees=sees, **options)).result().report
 
     def load(self) -> Report:
         """Load what is stored of the branch used last into memory, as far as it fits; compute nothing. An agent that

@@ -27,6 +27,7 @@ from rekindle.engine.types import Imported
 from rekindle.errors import StoreError
 from rekindle.store.values import BlockBytes, SequenceRecord, StoredBlock
 from rekindle.store.warm import WarmStore
+from rekindle.text.pictures import is_known
 from rekindle.tier.agent_file import AgentFileReader, FileBlock, FileHead, FileText, refused, written
 from rekindle.tier.heads import HeadBranch
 from rekindle.tier.records import Records
@@ -141,7 +142,7 @@ class AgentFiles:
         root, now = self._parts.core.cache.root(self._namespace), time.time()
         branches = []
         for number, text in enumerate(reader.texts()):
-            if (text.ids >= self._parts.spec.vocab_size).any() or self._content(text.ids) != text.content:
+            if not is_known(text.ids, self._parts.spec.vocab_size) or self._content(text.ids) != text.content:
                 raise refused(
                     "its token ids mean other texts to the model that is served here than to "
                     f"{reader.head.model!r}: serve that one, or another with its tokenizer"

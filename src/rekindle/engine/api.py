@@ -167,6 +167,11 @@ class Engine:
         return self.components.promise
 
     @property
+    def sees(self) -> bool:
+        """Whether pictures in messages are read; else each is a line of text."""
+        return self.components.sees
+
+    @property
     def has_kv(self) -> bool:
         """Whether KV is kept here; False in front of a server that keeps its own: then only texts are."""
         return self.components.has_kv
@@ -237,8 +242,10 @@ class Engine:
         is as the model's generation_config.json says, or else that of `SamplingParams`. Raises BadRequest.
         """
         parts = self.components
-        request = chat_request(messages, agent, namespace, defaults=parts.sampling, form=parts.reply_format, **options)
-        return self.submit(request)
+        defaults, form = parts.sampling, parts.reply_format
+        return self.submit(
+            chat_request(messages, agent, namespace, defaults=defaults, form=form, sees=parts.sees, **options)
+        )
 
     def chat(
         self, agent: str | None, messages: Messages, *, namespace: str = "default", **options: Unpack[ChatKeywords]
@@ -287,7 +294,7 @@ class Engine:
         the last message may continue. Of other messages, a system prompt for instance, what all prompts that continue
         them have in common is computed. Raises as `chat` does.
         """
-        return self.submit(prefill_request(messages, agent, namespace, **options))
+        return self.submit(prefill_request(messages, agent, namespace, sees=self.sees, **options))
 
     def prefill(
         self, agent: str, messages: Messages, *, namespace: str = "default", **options: Unpack[PrefillKeywords]

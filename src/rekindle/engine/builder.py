@@ -53,6 +53,7 @@ from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
 from rekindle.store.warm import WarmStore
 from rekindle.text.constraints.matcher import Constraints
 from rekindle.text.growth import analyse_growth
+from rekindle.text.pictures import Picture
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, fit
 from rekindle.tier.location import directory_of
@@ -74,7 +75,7 @@ class Computing:
     `device`: where it computes. `arena` has the bytes of its blocks, which are KV if it `has_kv`. A `store` of it is
     listed under `label`. `sampling` is for what requests leave open. `new_core` builds its core, of the builder's other
     parts; `new_constraints` what constrains replies, from the final encoder and its reply format. `read_records`: as
-    `WarmStore.open` has it.
+    `WarmStore.open` has it. `see`: as of `RequestBuilder`.
     """
 
     device: str
@@ -89,6 +90,7 @@ class Computing:
     new_core: Callable[[Builder], Core]
     new_constraints: Callable[[PromptEncoder, ReplyFormat], Constraints]
     unsaved: Unsaved | None = None
+    see: Callable[[Picture], object] | None = None
     backend: Backend | None = None
     has_kv: bool = True
     read_records: ReadRecords | None = None
@@ -351,6 +353,7 @@ class Builder:
             wake=self.loop.wake,
             only_at_points=bool(spec.layout.ending),
             tier=self.imports,
+            see=computing.see,
             save_unnamed=settings.store.save_unnamed,
         )
 

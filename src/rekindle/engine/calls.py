@@ -18,6 +18,7 @@ from rekindle.model.params import SamplingKeywords
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.text.constraints.types import Constraint
 from rekindle.text.messages import normalise_messages
+from rekindle.text.omissions import Omissions
 from rekindle.text.replies import ReplyFormat
 
 Messages = Sequence[Mapping[str, Any]]
@@ -51,6 +52,7 @@ def chat_request(
     *,
     defaults: SamplingDefaults,
     form: ReplyFormat,
+    sees: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     reuse: Reuse | None = None,
     constraint: Constraint | None = None,
@@ -59,8 +61,10 @@ def chat_request(
     """Build the request of `chat`, whose calls are bound as those of the routes. Raises TypeError for an unknown
     keyword; BadRequest."""
     check_keywords("chat", sampling, ChatKeywords.__annotations__)
+    omissions = Omissions(strict=True, sees=sees)
     request = GenerationRequest(
-        messages=normalise_messages(messages),
+        messages=normalise_messages(messages, omissions),
+        pictures=omissions.pictures,
         agent=agent,
         namespace=namespace,
         tools=tools,
@@ -108,12 +112,14 @@ def text_request(
 
 
 def prefill_request(
-    messages: Messages, agent: str, namespace: str, **options: Unpack[PrefillKeywords]
+    messages: Messages, agent: str, namespace: str, *, sees: bool = False, **options: Unpack[PrefillKeywords]
 ) -> GenerationRequest:
     """Build the request of `prefill`. Raises TypeError for an unknown keyword; BadRequest."""
     check_keywords("prefill", options, PrefillKeywords.__annotations__)
+    omissions = Omissions(strict=True, sees=sees)
     return GenerationRequest(
-        messages=normalise_messages(messages),
+        messages=normalise_messages(messages, omissions),
+        pictures=omissions.pictures,
         agent=agent,
         namespace=namespace,
         tools=options.get("tools"),

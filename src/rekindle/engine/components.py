@@ -89,6 +89,11 @@ class Components:
     weights_writer: WeightsWriter | None = None
     reports: Recent[Report] = field(default_factory=Recent)  # of finished requests of named agents
 
+    @property
+    def sees(self) -> bool:
+        """Whether pictures in messages are read."""
+        return self.encoder.pictures is not None
+
     def start(self) -> None:
         """Start the threads: store, intake, engine, what is done once after a start; all or none."""
         try:

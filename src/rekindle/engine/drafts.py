@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rekindle.text.pictures import PICTURE_IDS
+
 MIN_MATCH, MAX_MATCH = 2, 16
 DECAY = 0.9  # of the weight of a guess with each later one: about the last ten count
 CLASSES = 3  # of matches: 2 or 3 tokens, 4 to 7, 8 and more
@@ -50,6 +52,8 @@ def find_draft(ids: np.ndarray, texts: Sequence[np.ndarray] = (), *, most: int) 
     following = text[start : start + most]
     if text is ids and len(following) < most:
         following = np.resize(following, most)
+    pictures = np.flatnonzero(following >= PICTURE_IDS)
+    following = following[: pictures[0]] if len(pictures) else following  # no model can say one
     return Draft(tuple(following.tolist()), num_matched)
 
 

@@ -43,6 +43,8 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
     )
     started["weights"] = time.time()
     encoder = PromptEncoder.from_dir(loaded.directory, clock=clock)
+    if loaded.vision is not None:
+        encoder = encoder.with_pictures(loaded.vision.form(encoder))
     spec = replace(loaded.spec, eos_ids=loaded.spec.eos_ids | find_reply_ends(encoder))
     memory = loaded.compute.memory(loaded.device)
     chunk_tokens = settings.engine.max_chunk_tokens or memory.chunk_tokens
@@ -65,6 +67,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         ),
         new_constraints=lambda encoder, form: ReplyConstraints(encoder, form, ends=spec.eos_ids),
         unsaved=loaded.unsaved,
+        see=None if loaded.vision is None else loaded.vision.see,
         read_records=record_reader(settings.model.kernels),
     )
     try:

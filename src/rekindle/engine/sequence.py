@@ -22,6 +22,7 @@ from rekindle.engine.drafts import Acceptance
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.types import Reuse, Task
 from rekindle.model.adjustments import History
+from rekindle.text.pictures import PictureSpan, PromptPictures
 
 # Which blocks of a turn go to the disk: all, those that an earlier request had computed, or none.
 Saves = Literal["all", "seen", "none"]
@@ -32,7 +33,8 @@ class Sequence:
     """A prompt and its reply so far. Mutable, owned by the engine thread once submitted.
 
     `task` "idle": a prompt that is computed only while no request needs the engine, and never remembered as a turn.
-    `texts` are ids of other stored texts of its agent, from which its reply may quote. `scores`: those of its prompt's
+    `prompt_ids` have ids of their own for the tokens of `pictures`. `texts` are ids of other stored texts of its agent,
+    from which its reply may quote. `scores`: those of its prompt's
     tokens, if they were requested. `is_measured`: it is computed for them alone, and nobody continues it.
     """
 
@@ -43,6 +45,7 @@ class Sequence:
     task: Task | Literal["idle"]
     max_new_tokens: int = 0
     texts: tuple[np.ndarray, ...] = ()  # uint32
+    pictures: PromptPictures | None = None
     scores: PromptScores | None = None
     is_measured: bool = False
     saves: Saves = "all"
@@ -150,7 +153,21 @@ class Sequence:
 
     def history(self, num_unknown: int = 0) -> History:
         """Prompt and reply tokens, as sampling sees them; the last ones may be unknown, which have any id."""
-        return History(self.prompt_ids, self.token_ids[self.num_prompt : self.num_tokens + num_unknown])
+        return History(self._own_prompt, self.token_ids[self.num_prompt : self.num_tokens + num_unknown])
+
+    @property
+    def _own_prompt(self) -> np.ndarray:
+        return self.prompt_ids if self.pictures is None else self.pictures.ids
+
+    def model_ids(self, start: int, end: int) -> np.ndarray:
+        """Return the model's own ids uint32 of tokens [start, end): pictures have others in `ids`."""
+        if self.pictures is None or start >= self.num_prompt:
+            return self.token_ids[start:end]
+        return np.concatenate([self.pictures.ids[start:end], self.token_ids[self.num_prompt : end]])
+
+    def picture_rows(self, start: int, end: int) -> tuple[PictureSpan, ...]:
+        """Return which of the tokens [start, end), counted from `start`, are rows of pictures."""
+        return () if self.pictures is None else self.pictures.within(start, end)
 
     @property
     def num_blocks_ahead(self) -> int:

@@ -18,6 +18,7 @@ from rekindle.model.params import SamplingParams
 from rekindle.text.constraints.types import Calls, Constraint
 from rekindle.text.messages import Message
 from rekindle.text.omissions import NOTHING_OMITTED, LeftOut, Omitted
+from rekindle.text.pictures import Picture
 
 Reuse = Literal["continuation", "canonical", "off"]
 Outcome = Literal["exact", "extend", "diverge", "miss"]
@@ -59,8 +60,9 @@ class GenerationRequest:
     `structured`: deltas also hold the control tokens that the model's reply format needs, each preceded by U+FDD0.
     `echoes_thoughts`: whether the caller sends reasoning back with the history (None: unknown). `waits_aside`:
     it does not count towards the limit of waiting requests; the caller bounds how many of these there are. `omitted`:
-    what the caller's body had that is not in this request, for its report. `priority`: so many seconds older it counts
-    among the requests of its namespace. `anticipates`: whether the next prompt may be computed ahead in idle time.
+    what the caller's body had that is not in this request, for its report. `pictures`: those in its messages, by key.
+    `priority`: so many seconds older it counts among the requests of its namespace. `anticipates`: whether the next
+    prompt may be computed ahead in idle time.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -84,6 +86,7 @@ class GenerationRequest:
     open_end: bool = False
     waits_aside: bool = False
     omitted: Omitted = NOTHING_OMITTED
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
     priority: int = 0
     anticipates: bool = True
 

@@ -213,12 +213,20 @@ def register_attention() -> None:
 
 
 def run_model(
-    model: Any, step: Step, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+    model: Any,
+    step: Step,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    logit_rows: torch.Tensor,
+    embedded: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One packed pass: ids and positions [1, rows] -> logits [len(logit_rows), vocab] of the requested rows."""
+    """One packed pass: ids and positions [1, rows] -> logits [len(logit_rows), vocab] of the requested rows.
+
+    `embedded` [1, rows, hidden]: the inputs of the first layer, in place of those of the ids.
+    """
     cache = StepCache(step)
     output = model(
-        input_ids=input_ids,
+        **({"input_ids": input_ids} if embedded is None else {"inputs_embeds": embedded}),
         position_ids=position_ids,
         past_key_values=cache,
         use_cache=True,

@@ -11,7 +11,7 @@ layers and head our kernels compute needs none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from rekindle.kv.plan import ROW_MULTIPLE
 from rekindle.kv.step_layout import SequenceSpan
 from rekindle.model.transfer import to_device
+from rekindle.text.pictures import PictureSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class SequenceStep:
 
     `token_ids` are at positions `start`...; `blocks` hold positions 0 to at least the last row; positions below
     `num_stored` are computed but not written (their KV is there already). `logits`: of no row, the last, or all.
+    `pictures`: which rows, counted from the first, are of pictures; their ids are not looked up.
     """
 
     token_ids: np.ndarray
@@ -35,6 +37,7 @@ class SequenceStep:
     blocks: Sequence[int]
     num_stored: int
     logits: Literal["none", "last", "all"]
+    pictures: tuple[PictureSpan, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -51,7 +54,7 @@ def filled_up(count: int, row_multiple: int = ROW_MULTIPLE) -> int:
 class ForwardBatch:
     """The inputs of one step; `logit_rows` may be padded, its first `num_logits` entries are the requested rows.
 
-    `drawn`: ids int64 of the first rows that are on a device, in place of `input_ids`.
+    `drawn`: ids int64 of the first rows that are on a device, in place of `input_ids`. `pictures` are at these rows.
     """
 
     input_ids: np.ndarray  # int64 [rows]
@@ -60,6 +63,7 @@ class ForwardBatch:
     logit_rows: np.ndarray  # int64
     num_logits: int
     drawn: torch.Tensor | None = None
+    pictures: tuple[PictureSpan, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -71,19 +75,20 @@ class ForwardBatch:
         """Concatenate the steps; cost linear in rows. `filled`: with how many rows so many are computed."""
         total = sum(step.num_rows for step in steps)
         rows = np.zeros((2, filled(total)), dtype=np.int64)
-        asked: list[int] = []
+        asked, pictures = list[int](), list[PictureSpan]()
         at = 0
         for step in steps:
             assert step.num_rows > 0, "a step without rows"
             end = at + step.num_rows
             rows[0, at:end] = step.token_ids
             rows[1, at:end] = np.arange(step.start, step.start + step.num_rows)
+            pictures += [replace(span, at=at + span.at) for span in step.pictures]
             if step.logits != "none":
                 asked.extend(range(at if step.logits == "all" else end - 1, end))
             at = end
         spans = tuple(SequenceSpan(step.blocks, step.start, step.num_rows, step.num_stored) for step in steps)
         padded = asked + asked[-1:] * (filled(len(asked)) - len(asked))
-        return cls(rows[0], rows[1], spans, np.array(padded, dtype=np.int64), len(asked))
+        return cls(rows[0], rows[1], spans, np.array(padded, dtype=np.int64), len(asked), None, tuple(pictures))
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Ids [1, rows], positions [1, rows] and the rows that become logits, on a device."""

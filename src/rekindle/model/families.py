@@ -216,6 +216,13 @@ FAMILIES = (
         "text",
     ),
     Family(
+        "SmolVLM and SmolVLM2, Idefics 3",
+        ("smolvlm", "idefics3"),
+        "they see, here too: pictures are kept as text is",
+        "vision",
+        example=Example("SmolVLM2 2.2B", (Layers(24, 32, 64),)),
+    ),
+    Family(
         "LFM2 and 3 and their mixtures",
         ("lfm2", "lfm2_moe", "lfm3"),
         "short convolutions",

@@ -29,6 +29,7 @@ from rekindle.spec import KVLayout, ModelSpec
 
 if TYPE_CHECKING:  # with it comes what models are made of in transformers, and an engine in front of a server has none
     from rekindle.model.formats import LayerFormats
+    from rekindle.model.vision import Vision
 
 Promise = Literal["bitwise", "close", "none"]  # of the same ids on different paths: see selftest
 BY_TORCH = "torch"
@@ -130,3 +131,4 @@ class LoadedModel:
     row_multiple: int = ROW_MULTIPLE  # of the rows of a step
     is_steady: bool = False  # as in `Proof`
     unsaved: Unsaved | None = None  # to be written to a file for later starts
+    vision: Vision | None = None  # of a model whose pictures are read

@@ -118,6 +118,7 @@ class ModelRunner:
         self._arena = arena
         self._row_multiple = loaded.row_multiple
         self._compute = loaded.compute
+        self._vision = loaded.vision
         self._paged = loaded.compute.attention(arena)
         self._device = torch.device(loaded.device)
 
@@ -151,7 +152,18 @@ class ModelRunner:
     def _compute_batch(self, batch: ForwardBatch, layout: StepLayout) -> tuple[PagedStep, torch.Tensor]:
         """Launch all that computes a step; what carries it, and logits, of which the first are the requested ones."""
         step = self._step_type(self._paged, AttentionPlan(layout, self._device))
-        return step, run_model(self._model, step, *batch.tensors(self._device))
+        inputs = batch.tensors(self._device)
+        return step, run_model(self._model, step, *inputs, self._embedded(batch, inputs[0]))
+
+    def _embedded(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor | None:
+        """The inputs of the first layer [1, rows, hidden] for a batch with rows of pictures; None for others."""
+        if not batch.pictures:
+            return None
+        assert self._vision is not None, "a picture for a model that does not see"
+        embedded: torch.Tensor = self._model.get_input_embeddings()(ids).clone()
+        for span in batch.pictures:
+            embedded[0, span.at : span.at + span.count] = self._vision.rows(span).to(embedded)
+        return embedded
 
     def forward(self, steps: Sequence[SequenceStep]) -> torch.Tensor:
         """As `Runner.forward`."""

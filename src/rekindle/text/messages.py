@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -239,14 +239,28 @@ def _optional_text(value: Any, where: str) -> str | None:
 
 
 def content_text(value: Any, where: str, omissions: Omissions = REFUSE) -> str:
-    """Content as one text; several parts are joined by a newline, as paragraphs."""
+    """Content as one text; several parts are joined by a newline, as paragraphs, but for pictures, which stand in it
+    as marks."""
     if value is None:
         return ""
     if isinstance(value, str):
         return check_text(value, where)
     if not isinstance(value, list | tuple):
         raise BadRequest(f"{where} must be a string or a list of parts, not {type(value).__name__}", param=where)
-    return "\n".join(_part(part, f"{where}[{index}]", omissions) for index, part in enumerate(value))
+    return joined(_part(part, f"{where}[{index}]", omissions) for index, part in enumerate(value))
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Join the texts of parts: as paragraphs, and a mark to what is next to it, as the template then has them."""
+    written = ""
+    for index, text in enumerate(texts):
+        written += text if not index or are_next_to_mark(written, text) else f"\n{text}"
+    return written
+
+
+def are_next_to_mark(before: str, after: str) -> bool:
+    """Whether one of two texts is the mark of a picture where they meet."""
+    return before.endswith(GUARD) or after.startswith(GUARD)
 
 
 def _part(part: Any, where: str, omissions: Omissions) -> str:

@@ -1,5 +1,7 @@
 """What a request loses on its way to a model that reads text: parts that it cannot see, parameters that nobody knows.
 
+For a model that sees, pictures are collected here in place of that.
+
 Owns the line that stands in the prompt for a picture or a document, and the record of what was left out. The same part
 gives the same line in every turn, so that the history stays found. Knows the parts of all dialects by their keys.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle.errors import BadRequest
+from rekindle.text.pictures import MOST_PICTURES, Picture, base64_of
 
 UNREAD = "arguments"
 MOST_NAMED = 32  # kinds of parts, and parameters; a caller can invent any number of them
@@ -66,22 +69,39 @@ NOTHING_OMITTED = Omitted()
 
 
 class Omissions:
-    """Collects what is left out while one body is parsed; with `strict` each of it is a BadRequest instead."""
+    """Collects what is left out while one body is parsed; with `strict` each of it is a BadRequest instead.
 
-    def __init__(self, *, strict: bool = False) -> None:
+    `sees`: pictures are read, for `pictures`.
+    """
+
+    def __init__(self, *, strict: bool = False, sees: bool = False) -> None:
         self.strict = strict
+        self.pictures: dict[str, Picture] = {}  # by their keys
+        self.sees = sees
         self._left_out: dict[str, LeftOut] = {}
         self._ignored: dict[str, None] = {}
 
     def part(self, part: Any, where: str) -> str:
-        """Return the line in place of a part of a message that is not text; BadRequest if `strict`."""
+        """Return the line in place of a part of a message that is not text; BadRequest if `strict`.
+
+        Of a picture for a model that sees, the mark; BadRequest if it cannot be read, or is not in the request.
+        """
         kind = kind_of(part)
+        if kind == "image" and self.sees:
+            return self._picture(part, where)
         text = line_for(part, kind)
         if self.strict:
             message = f"{where} is of type {kind!r}: this model reads text; send its text"
             raise BadRequest(message, param=where)
         self._count(kind, where, text)
         return text
+
+    def _picture(self, part: Mapping[str, Any], where: str) -> str:
+        picture = Picture.read(base64_of(part, where), where)
+        self.pictures[picture.mark.key] = picture
+        if len(self.pictures) > MOST_PICTURES:
+            raise BadRequest(f"{where}: a request has at most {MOST_PICTURES} pictures", param=where)
+        return str(picture.mark)
 
     def whole(self, given: Any, where: str) -> None:
         """Record a tool or an item that cannot be served, of which nothing is shown; BadRequest if `strict`."""

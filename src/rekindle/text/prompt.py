@@ -25,14 +25,22 @@ from rekindle.text.arguments import arguments_for_template, object_for_template,
 from rekindle.text.bounded import MOST_WRITTEN
 from rekindle.text.length import PromptBound
 from rekindle.text.messages import Message, check_json, check_text, map_strings, plainer_forms
+from rekindle.text.pictures import (
+    PICTURE,
+    PICTURE_IDS,
+    Picture,
+    PictureForm,
+    PromptPictures,
+    content_for_template,
+    texts_and_marks,
+)
 from rekindle.text.splitters import PIECE_BYTES
-from rekindle.text.template import ChatTemplate, read_config, special_token_names
-from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile
+from rekindle.text.template import ChatTemplate, read_config
+from rekindle.text.tokenizer import Prefix, TextTokenizer, TokenizerFile, added_tokens, leading_ids
 from rekindle.text.tools_text import ToolsInText
 from rekindle.text.vocabulary import (
     CODE_BYTES,
     MARK,
-    AddedToken,
     ControlTokens,
     Vocabulary,
     control_code,
@@ -63,15 +71,16 @@ class PromptEncoder:
     """
 
     def __init__(self, file: TokenizerFile, config: Mapping[str, Any], template: ChatTemplate) -> None:
-        controls = find_control_tokens(_added_tokens(file, config), template.literals())
+        controls = find_control_tokens(added_tokens(file, config), template.literals())
         self.template = template
         self.config = dict(config)  # of tokenizer_config.json
         self.controls = ControlTokens(controls)
         self.digest = file.digest
         self.bound: PromptBound | None = None
         self.tools_in_text: ToolsInText | None = None
+        self.pictures: PictureForm | None = None  # of a model that sees
         self.tokenizer = TextTokenizer(file, controls)
-        self._leading = _leading_ids(file, config, self.controls)
+        self._leading = leading_ids(file, config, self.controls)
 
     @classmethod
     def from_dir(cls, directory: Path, *, clock: Callable[[], datetime] = datetime.now) -> PromptEncoder:
@@ -90,6 +99,12 @@ class PromptEncoder:
         """Return the same encoder for a template that has no place for tools."""
         encoder = copy.copy(self)
         encoder.tools_in_text = tools
+        return encoder
+
+    def with_pictures(self, form: PictureForm) -> PromptEncoder:
+        """Return the same encoder for a model that sees."""
+        encoder = copy.copy(self)
+        encoder.pictures = form
         return encoder
 
     @property
@@ -145,7 +160,7 @@ class PromptEncoder:
             )
 
         try:
-            return self._bounded_prompt(self._split(rendered(messages)))
+            return self._rendered_prompt(rendered(messages), messages)
         except PromptTooLong:
             raise
         except BadRequest:
@@ -154,9 +169,13 @@ class PromptEncoder:
             for form in (messages, *plainer_forms(messages)):
                 for arguments in (arguments_for_template, *with_objects):
                     with suppress(BadRequest):
-                        prompt = self._bounded_prompt(self._split(rendered(form, arguments)))
+                        prompt = self._rendered_prompt(rendered(form, arguments), form)
                         return replace(prompt, num_unread=num_unread if arguments is object_for_template else 0)
             raise
+
+    def placed(self, ids: np.ndarray, pictures: Mapping[str, Picture]) -> PromptPictures | None:
+        """Return where pictures are in a prompt's ids, as `PictureForm.placed`; None for a model that does not see."""
+        return None if self.pictures is None else self.pictures.placed(ids, pictures)
 
     def render_text(self, text: str, *, add_leading: bool = True) -> RenderedPrompt:
         """Render a completion's prompt: control tokens in the text are tokens; leading tokens come first, once."""
@@ -235,6 +254,8 @@ class PromptEncoder:
         for piece in pieces_of(key):
             if isinstance(piece, bytes):
                 text.append(piece.decode("utf-8", "ignore"))
+            elif piece >= PICTURE_IDS:
+                text += [] if text and text[-1] == PICTURE else [PICTURE]
             elif self.compares_text:
                 text.append(names.get(piece, f"<{piece}>"))
             else:
@@ -261,13 +282,19 @@ class PromptEncoder:
     def content_key(self, message: Message, text: str) -> bytes:
         """`text` of this message as it is in keys, without blanks at its ends."""
         guard = self.controls.guard_reply if message.role == "assistant" else self.controls.guard
-        return self._prompt(self.controls.split(guard(text.strip()))).key.strip(b" ")
+        pieces = list[str | int]()
+        for part in texts_and_marks(text.strip()):
+            if isinstance(part, str):
+                pieces += self.controls.split(guard(part))
+            elif self.pictures is not None:
+                pieces += self.pictures.run(part)
+        return self._prompt(pieces).key.strip(b" ")
 
     def _for_template(self, message: Message, arguments: ForTemplate) -> dict[str, Any]:
         """A message as templates expect it, every look-alike of a control token guarded."""
         guard, reply = self.controls.guard, self.controls.guard_reply
-        content = reply(message.content) if message.role == "assistant" else guard(message.content)
-        result: dict[str, Any] = {"role": message.role, "content": content}
+        guarded = reply if message.role == "assistant" else guard
+        result: dict[str, Any] = {"role": message.role, "content": content_for_template(message.content, guarded)}
         if message.name is not None:
             result["name"] = self.controls.guard_name(message.name)
         if message.tool_call_id is not None:
@@ -303,6 +330,10 @@ class PromptEncoder:
         if self.compares_text:
             self.bound.check(len(prompt.key))
         return prompt
+
+    def _rendered_prompt(self, text: str, messages: Sequence[Message]) -> RenderedPrompt:
+        pieces, form = self._split(text), self.pictures
+        return self._bounded_prompt(pieces if form is None else form.shown(pieces, [each.content for each in messages]))
 
     def _split(self, text: str) -> list[str | int]:
         """Split rendered text into pieces; raise PromptTooLong if it is several times too long."""
@@ -366,30 +397,3 @@ class PromptEncoder:
         encoded = iter(self.tokenizer.encode([piece.decode("utf-8") for piece in pieces if isinstance(piece, bytes)]))
         parts = [next(encoded) if isinstance(piece, bytes) else np.array([piece], dtype=np.uint32) for piece in pieces]
         return np.concatenate(parts)
-
-
-def _added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedToken]:
-    """The file's added tokens; those that the config names as special are special, also if only the model has them."""
-    named = set(special_token_names(config).values())
-    for entry in ("additional_special_tokens", "extra_special_tokens"):
-        values = config.get(entry) or ()
-        for value in values.values() if isinstance(values, Mapping) else values:
-            named.add(str(value.get("content") if isinstance(value, Mapping) else value))
-    flagged = [
-        AddedToken(token.id, token.content, True, token.lstrip, token.rstrip, token.single_word, token.normalized)
-        if token.content in named
-        else token
-        for token in file.added
-    ]
-    added = {token.content for token in file.added}
-    extra = [AddedToken(file.words[word], word, True) for word in named - added if word in file.words]
-    return sorted([*flagged, *extra], key=lambda token: token.id)
-
-
-def _leading_ids(file: TokenizerFile, config: Mapping[str, Any], controls: ControlTokens) -> tuple[int, ...]:
-    """The ids before a completion: from the post-processor, or from `add_bos_token` of the config."""
-    leading = file.leading_ids()
-    if leading or not config.get("add_bos_token"):
-        return leading
-    bos = controls.by_content.get(special_token_names(config).get("bos_token", ""))
-    return (bos.id,) if bos is not None else ()

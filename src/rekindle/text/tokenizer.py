@@ -24,7 +24,8 @@ from tokenizers import Tokenizer, normalizers
 from rekindle.errors import ModelRefused
 from rekindle.text import splitters
 from rekindle.text.messages import GUARD
-from rekindle.text.vocabulary import BLANK, AddedToken, Vocabulary
+from rekindle.text.template import special_token_names
+from rekindle.text.vocabulary import BLANK, AddedToken, ControlTokens, Vocabulary
 from rekindle.worker import is_meant_for_thread
 
 # none: no space is added. first: before the first text of a prompt. each: before every text that has none.
@@ -160,6 +161,33 @@ class TextTokenizer:
 def _hidden(content: str) -> str:
     """Change a token to what no text can contain: input never holds the guard."""
     return GUARD + content
+
+
+def added_tokens(file: TokenizerFile, config: Mapping[str, Any]) -> list[AddedToken]:
+    """The file's added tokens; those that the config names as special are special, also if only the model has them."""
+    named = set(special_token_names(config).values())
+    for entry in ("additional_special_tokens", "extra_special_tokens"):
+        values = config.get(entry) or ()
+        for value in values.values() if isinstance(values, Mapping) else values:
+            named.add(str(value.get("content") if isinstance(value, Mapping) else value))
+    flagged = [
+        AddedToken(token.id, token.content, True, token.lstrip, token.rstrip, token.single_word, token.normalized)
+        if token.content in named
+        else token
+        for token in file.added
+    ]
+    added = {token.content for token in file.added}
+    extra = [AddedToken(file.words[word], word, True) for word in named - added if word in file.words]
+    return sorted([*flagged, *extra], key=lambda token: token.id)
+
+
+def leading_ids(file: TokenizerFile, config: Mapping[str, Any], controls: ControlTokens) -> tuple[int, ...]:
+    """The ids before a completion: from the post-processor, or from `add_bos_token` of the config."""
+    leading = file.leading_ids()
+    if leading or not config.get("add_bos_token"):
+        return leading
+    bos = controls.by_content.get(special_token_names(config).get("bos_token", ""))
+    return (bos.id,) if bos is not None else ()
 
 
 def whole_tokenizer(directory: Path) -> Tokenizer:

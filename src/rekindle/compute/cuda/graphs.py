@@ -122,7 +122,7 @@ class GraphRunner(CardRunner):
         return max(LEAST_BUCKET, 1 << (count - 1).bit_length())
 
     def _compute_batch(self, batch: ForwardBatch, layout: StepLayout) -> tuple[PagedStep, torch.Tensor]:
-        if self.why_not is not None or batch.num_rows > MOST_ROWS:
+        if self.why_not is not None or batch.num_rows > MOST_ROWS or batch.pictures:
             return super()._compute_batch(batch, layout)
         values = batch.input_ids, batch.position_ids, batch.logit_rows
         tables: Tables = {**dict(zip(INPUTS, values, strict=True)), **self._attention.tables(layout)}

@@ -226,6 +226,7 @@ class EngineCore(Core):
                 blocks=chunk.sequence.table.blocks,
                 num_stored=chunk.sequence.table.num_tokens,
                 logits="all" if chunk.draft or chunk.num_scored else "last" if chunk.samples else "none",
+                pictures=chunk.sequence.picture_rows(chunk.start, chunk.start + chunk.num_rows),
             )
             for chunk in chunks
         ]
@@ -384,5 +385,5 @@ def without_draft(chunk: Chunk) -> Chunk:
 
 def _token_ids(chunk: Chunk) -> np.ndarray:
     """Return the ids of a chunk's rows, those of its draft last."""
-    known = chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_rows]
+    known = chunk.sequence.model_ids(chunk.start, chunk.start + chunk.num_rows)
     return np.concatenate([known, np.array(chunk.draft, dtype=np.uint32)]) if chunk.draft else known

@@ -179,7 +179,12 @@ class Anticipation:
         match = self._memory.matcher.match(request.namespace, request.agent, rendered, mode)
         ids, _ = prompt_ids(self._encoder, match, rendered)
         sequence = Sequence(
-            root=self._root(turn.namespace), prompt_ids=ids, table=self._new_table(), reuse=match.mode, task="idle"
+            root=self._root(turn.namespace),
+            prompt_ids=ids,
+            table=self._new_table(),
+            reuse=match.mode,
+            task="idle",
+            pictures=self._encoder.placed(ids, request.pictures),
         )
         return IdleWork(turn.namespace, turn.agent, sequence)
 

@@ -33,6 +33,7 @@ from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import Constraints, ReplyMatcher
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
+from rekindle.text.pictures import Picture, PromptPictures
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import AnswerStream, ReplyStream
 from rekindle.text.stream import TextStream
@@ -58,7 +59,7 @@ class PromptLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What all requests of one prompt share; `sampler` is that of the first."""
+    """What all requests of one prompt share: `ids` as the model knows them, `sampler` is that of the first."""
 
     request: GenerationRequest
     prompt: Prompt
@@ -67,13 +68,15 @@ class _Ready:
     sampler: SamplerState
     max_new_tokens: int
     times: RequestTimes
+    pictures: PromptPictures | None
 
 
 class RequestBuilder:
     """Turns `GenerationRequest`s into `Request`s and passes them to `submit`.
 
     `visible` tokens are written out in the deltas of structured requests. `constraints` makes the matchers of replies.
-    With `only_at_points`, sequences can be resumed at some places only, chosen here by the text of the prompt.
+    With `only_at_points`, sequences can be resumed at some places only, chosen here by the text of the prompt. `see`
+    computes what the model makes of a picture and keeps it for the steps that need it; None: it does not see.
     """
 
     def __init__(
@@ -92,11 +95,13 @@ class RequestBuilder:
         clock: Callable[[], float] = time.perf_counter,
         only_at_points: bool = False,
         tier: TierImports | None = None,
+        see: Callable[[Picture], object] | None = None,
         save_unnamed: Literal["reused", "always"] = "always",
     ) -> None:
         self._save_unnamed = save_unnamed
         self._only_at_points = only_at_points
         self._tier = tier
+        self._see = see
         self._encoder = encoder
         self._renderer = renderer
         self._lookup = lookup
@@ -124,43 +129,55 @@ class RequestBuilder:
 
         Choice i is seeded with the request's seed + i, or with a random one + i. Without `on_memory` the caller is on
         the intake thread. `aside` takes the rest of the work where a constraint must be compiled first, and runs it
-        with an `on_memory` on a thread for long work; without it, this is one.
+        with an `on_memory` on a thread for long work; without it, this is one. So it does where a picture is new.
         """
         began, params = self._clock(), request.params
         self._check_ids([token for token, _ in params.logit_bias], "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         prompt, rendering = self._imported(request, on_memory)
-        room = self._room(prompt, request.task)
-        most = room if request.task == "generate" else 0
-        sampler = SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids)
-        ready = _Ready(
-            request,
-            prompt,
-            rendering,
-            ids=tuple(prompt.ids.tolist()),
-            sampler=sampler,
-            max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
-            times=RequestTimes(submitted=submitted, match_s=self._clock() - began),
-        )
-        constrained = self._constrained(request)
-        if constrained is None:
-            on_memory(lambda: self._hand_over(ready, generations, None))
-            return
+        times = RequestTimes(submitted=submitted, match_s=self._clock() - began)
+        ready = self._ready(request, prompt, rendering, times)
+        constrained, opening = self._constrained(request), rendering.opening
+        # What is stored is loaded in nearly every case; else the engine's thread computes such a picture.
+        pictures = ready.pictures
+        unseen = () if pictures is None or self._see is None else pictures.after(prompt.match.num_tokens)
+
+        def is_wanted() -> bool:
+            return not all(each.cancel_asked for each in generations)
 
         def finish(on_memory: OnMemory) -> None:
-            constraint, calls = constrained
-            matcher = self._constraints.matcher(
-                constraint,
-                opening=rendering.opening,
-                calls=calls,
-                is_wanted=lambda: not all(each.cancel_asked for each in generations),
-            )
+            for picture in unseen:
+                if self._see is not None and is_wanted():
+                    self._see(picture)
+            matcher = None
+            if constrained is not None:
+                constraint, calls = constrained
+                matcher = self._constraints.matcher(constraint, opening=opening, calls=calls, is_wanted=is_wanted)
             on_memory(lambda: self._hand_over(ready, generations, matcher))
 
-        if aside is None or self._constraints.is_ready(constrained[0], opening=rendering.opening, calls=constrained[1]):
+        is_ready = constrained is None or self._constraints.is_ready(
+            constrained[0], opening=opening, calls=constrained[1]
+        )
+        if aside is None or (is_ready and not unseen):
             finish(on_memory)
         else:
             aside(finish)
+
+    def _ready(self, request: GenerationRequest, prompt: Prompt, rendering: Rendering, times: RequestTimes) -> _Ready:
+        """Return what the requests of a prompt share; PromptTooLong if no reply fits after it."""
+        params, most = request.params, self._room(prompt, request.task)
+        most = most if request.task == "generate" else 0
+        pictures = None if request.task == "load" else self._encoder.placed(prompt.ids, request.pictures)
+        return _Ready(
+            request,
+            prompt,
+            rendering,
+            ids=tuple((prompt.ids if pictures is None else pictures.ids).tolist()),
+            sampler=SamplerState.create(params, lambda: secrets.randbits(63), eos_ids=self._limits.eos_ids),
+            max_new_tokens=min(most, params.max_tokens) if params.max_tokens is not None else most,
+            times=times,
+            pictures=pictures,
+        )
 
     def close(self) -> None:
         """End what constraints need beyond this process."""
@@ -188,6 +205,7 @@ class RequestBuilder:
                     task=request.task,
                     max_new_tokens=ready.max_new_tokens,
                     texts=texts,
+                    pictures=ready.pictures,
                     scores=scores,
                     is_measured=scores is not None and request.agent is None and request.messages is None,
                     resume_points=set(resume_points),
@@ -222,7 +240,9 @@ class RequestBuilder:
     def _scores(self, ready: _Ready) -> PromptScores | None:
         """Return what will hold the scores of the prompt's tokens, for all its replies."""
         num_top = ready.request.params.prompt_logprobs
-        return None if num_top is None else PromptScores(ready.prompt.ids, min(num_top, self._limits.vocab_size))
+        if num_top is None:
+            return None
+        return PromptScores(np.array(ready.ids, dtype=np.uint32), min(num_top, self._limits.vocab_size))
 
     def _cancel(self, request: Request) -> None:
         request.cancelled.set()
@@ -275,7 +295,7 @@ class RequestBuilder:
         if request.token_ids is not None:
             if self._encoder.bound is not None and request.task != "load":
                 self._encoder.bound.check_ids(len(request.token_ids))
-            ids = self._checked(request.token_ids)
+            ids = self._checked(request)
             return on_memory(lambda: self._lookup.of_ids(request, ids)), Rendering(request)
         request, rendering = self._rewrites.rendered(request, on_memory)
         most = COUNTED * self._limits.max_context
@@ -337,8 +357,10 @@ class RequestBuilder:
             self._last_sent.popitem(last=False)
         return before
 
-    def _checked(self, token_ids: tuple[int, ...]) -> np.ndarray:
-        self._check_ids(token_ids, "token_ids")
+    def _checked(self, request: GenerationRequest) -> np.ndarray:
+        token_ids = request.token_ids or ()
+        if request.task != "load":  # of what an agent has stored, pictures too
+            self._check_ids(token_ids, "token_ids")
         return np.asarray(token_ids, dtype=np.uint32)
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:

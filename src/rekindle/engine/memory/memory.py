@@ -31,6 +31,7 @@ from rekindle.matching.matcher import Matcher, StoredBranch
 from rekindle.spec import Change
 from rekindle.store.commands import Delete, Pin, StoreCommand
 from rekindle.store.warm import SequenceRecord, WarmStore
+from rekindle.text.pictures import is_known
 from rekindle.text.prompt import PromptEncoder
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class AgentMemory:
             return None
         record = record_of(branch)
         ids = self._store.sequence_ids(record)
-        is_whole = len(ids) == branch.num_tokens and not (ids >= self._vocab_size).any()
+        is_whole = len(ids) == branch.num_tokens and is_known(ids, self._vocab_size)
         return ids if is_whole else None
 
     def index(self, branch: KnownBranch) -> None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rekindle.engine.types import Breakpoint
 from rekindle.errors import BadRequest
 from rekindle.server.anthropic.bodies import CacheControl
-from rekindle.text.messages import Message, ToolCall, arguments_json, check_text, shown_text
+from rekindle.text.messages import Message, ToolCall, are_next_to_mark, arguments_json, check_text, shown_text
 from rekindle.text.omissions import Omissions
 from rekindle.text.prompt import PromptEncoder
 
@@ -67,7 +67,7 @@ class _Turn:
     reasoning: list[str] = field(default_factory=list)
 
     def add_text(self, text: str) -> None:
-        joint = _JOINTS[self.role] if self.num_chars and text else ""
+        joint = _JOINTS[self.role] if self.num_chars and text and not are_next_to_mark(self.texts[-1], text) else ""
         self.texts.append(joint + text)
         self.num_chars += len(joint) + len(text)
 

@@ -1,0 +1,118 @@
+"""What a model makes of pictures, computed by its own vision part in transformers.
+
+Owns which models see here, the tokens of a picture by its size, and the rows that were computed from pixels, a bounded
+number of bytes of them. Tiles go through the vision part one by one, so that a row's bits depend on its picture alone.
+Any thread may ask; one computes at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections import OrderedDict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rekindle.errors import RequestFailed
+from rekindle.model.refusals import LOAD_ERRORS, first_line
+from rekindle.text.pictures import Picture, PictureForm, PictureSpan
+from rekindle.text.prompt import PromptEncoder
+
+log = logging.getLogger(__name__)
+MOST_BYTES = 128 << 20  # of rows: 100 pictures of 1,088 tokens in a model with rows of 576 values
+TILED = ("smolvlm", "idefics3")  # models whose pictures stand in a prompt as tiles between control tokens
+TOKENS = ("<fake_token_around_image>", "<image>", "<global-img>")
+
+
+class Vision:
+    """The vision part of a loaded model, and the processor that turns pictures into its pixels."""
+
+    def __init__(self, model: Any, processor: Any, *, most_bytes: int = MOST_BYTES) -> None:
+        self._model = model.model
+        self._processor = processor
+        self._most_bytes = most_bytes
+        self._rows: OrderedDict[str, Tensor] = OrderedDict()  # by the keys of pictures, the last used one last
+        self._lock = threading.Lock()
+        # Its attention is bidirectional: that of transformers, which was replaced in the whole model.
+        self._model.vision_model.config._attn_implementation = "sdpa"
+
+    @property
+    def row_tokens(self) -> int:
+        """Rows of one tile."""
+        return int(self._model.image_seq_len)
+
+    def form(self, encoder: PromptEncoder) -> PictureForm:
+        """Return how pictures stand in prompts of this model, whose tokenizer an encoder without pictures has."""
+        from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string  # Idefics 3 has the same
+
+        fake, image, whole = TOKENS
+
+        @lru_cache(maxsize=256)
+        def tokens(rows: int, columns: int) -> np.ndarray:
+            text = get_image_prompt_string(rows, columns, self.row_tokens, fake, image, whole)
+            return encoder.encode(encoder.render_text(text, add_leading=False))
+
+        described = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
+        return PictureForm(
+            identity=hashlib.blake2b(described.encode(), digest_size=32).digest(),
+            placeholder=int(self._model.config.image_token_id),
+            layout=lambda width, height: tokens(*self._grid(width, height)),
+        )
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of the tiles of a picture; none if it is one tile."""
+        _, rows, columns = self._processor.get_number_of_image_patches(height, width, {})
+        return int(rows), int(columns)
+
+    def see(self, picture: Picture) -> Tensor:
+        """Return the rows of a picture [rows, hidden], as its prompt has placeholders; computed once while they are
+        kept. BadRequest if its file is damaged."""
+        with self._lock:
+            found = self._rows.pop(picture.mark.key, None)
+            if found is None:
+                found = self._computed(picture)
+            self._rows[picture.mark.key] = found
+            while len(self._rows) > 1 and sum(each.nbytes for each in self._rows.values()) > self._most_bytes:
+                self._rows.popitem(last=False)
+            return found
+
+    def rows(self, span: PictureSpan) -> Tensor:
+        """Return the rows of a span [count, hidden]."""
+        return self.see(span.picture)[span.first : span.first + span.count]
+
+    def _computed(self, picture: Picture) -> Tensor:
+        mark = picture.mark
+        given = self._processor([[picture.decoded()]], return_tensors="pt", return_row_col_info=True)
+        grid = int(given["rows"][0][0]), int(given["cols"][0][0])
+        if grid != self._grid(mark.width, mark.height):
+            raise RequestFailed(f"a picture of {mark.width} x {mark.height} became {grid} tiles, expected others")
+        device = self._model.device
+        pixels, masks = given["pixel_values"], given["pixel_attention_mask"]
+        with torch.inference_mode():
+            tiles = [
+                self._model.get_image_features(
+                    pixels[:, at : at + 1].to(device), masks[:, at : at + 1].to(device), return_dict=True
+                ).pooler_output[0]
+                for at in range(pixels.shape[1])
+            ]
+            return torch.cat(tiles)
+
+
+def vision_of(model: Any, directory: Path) -> tuple[Vision | None, tuple[str, ...]]:
+    """Return the vision part of a loaded model, if pictures are read for it here, and notes for the user."""
+    if model.config.model_type not in TILED:
+        return None, ()
+    try:
+        from transformers import AutoImageProcessor
+
+        return Vision(model, AutoImageProcessor.from_pretrained(directory, trust_remote_code=False)), ()
+    except LOAD_ERRORS as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return None, (f"pictures are lines of text: what reads them (rekindle[vision]) cannot be loaded, {why}",)

@@ -1,0 +1,219 @@
+"""Conversations with pictures: every reply is that of transformers alone; what is stored is never computed again."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.image_utils import load_image
+
+from rekindle import BadRequest, Engine
+from rekindle.engine.types import ChatResult
+from rekindle.model.batch import ForwardBatch, SequenceStep
+from rekindle.model.vision import Vision
+from rekindle.text.pictures import Picture, PictureSpan
+from tests.drawn_pictures import Part, Reference, counted_tiles, drawn, file_of, part_of, text
+from tests.engine.conftest import Start
+from tests.tiny_models import PICTURE_KINDS, tiny_model_dir
+
+COUNT = 8
+WIDE, TALL, SMALL = drawn(1, 60, 40), drawn(2, 30, 50), drawn(3, 12, 12)
+OTHER = drawn(4, 60, 40)  # as large as the first one, so that it has as many tokens
+
+
+@pytest.fixture(scope="session", params=PICTURE_KINDS)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model_dir(request.param, "fp32", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def reference(seeing: Path) -> Reference:
+    return Reference(seeing)
+
+
+def user(*parts: Part) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def shown(picture: Image.Image) -> Part:
+    return part_of(file_of(picture))
+
+
+def asked(engine: Engine, agent: str, messages: list[dict[str, Any]]) -> ChatResult:
+    return engine.chat(agent, messages, temperature=0, max_tokens=COUNT, logprobs=0)
+
+
+def same(result: ChatResult, expected: tuple[list[int], list[int], list[float]]) -> bool:
+    """Whether prompt, reply and its log probabilities are transformers' own, the last but for roundings."""
+    ids, reply, scores = expected
+    assert result.logprobs is not None
+    own = [each.logprob for each in result.logprobs]
+    assert (list(result.prompt_ids), list(result.token_ids)) == (ids, reply)
+    assert own == pytest.approx(scores, abs=2e-3)
+    return True
+
+
+def test_replies_are_those_of_transformers(start: Start, seeing: Path, reference: Reference) -> None:
+    """Cold, extended by a second picture, parting at a picture, shared, after a restart; steps end inside pictures."""
+    settings: dict[str, Any] = {"model": seeing, "kv": "fp32", "max_chunk_tokens": 7}
+    engine = start(**settings)
+    first = [user(shown(WIDE), text("What is it?"))]
+    with counted_tiles() as tiles:
+        cold = asked(engine, "ada", first)
+    assert len(tiles) == 13 and cold.report.reused_tokens == 0  # 4 x 3, and the whole of it
+    assert same(cold, reference.reply(first, [WIDE], COUNT))
+
+    second = [*first, {"role": "assistant", "content": cold.text}, user(text("And "), shown(TALL), text("this?"))]
+    with counted_tiles() as tiles:
+        extended = asked(engine, "ada", second)
+    assert extended.report.reused_tokens > len(cold.prompt_ids) - 2 and len(tiles) == 13  # of the second
+    assert same(extended, reference.reply(second, [WIDE, TALL], COUNT))
+
+    parted = [user(shown(OTHER), text("What is it?"))]
+    with counted_tiles() as tiles:
+        replaced = asked(engine, "ada", parted)
+    assert replaced.report.reused_tokens < 16 and len(tiles) == 13  # at most the text before the picture
+    assert same(replaced, reference.reply(parted, [OTHER], COUNT))
+    assert replaced.prompt_ids == cold.prompt_ids and replaced.logprobs != cold.logprobs
+
+    with counted_tiles() as tiles:
+        other = [*first, {"role": "assistant", "content": "No."}, user(text("Look again."))]
+        shared = asked(engine, "bob", other)
+    assert shared.report.reused_tokens >= 96 and tiles == []
+    assert same(shared, reference.reply(other, [WIDE], COUNT))
+
+    engine = start(**settings)  # which closes the first one
+    again = [*second, {"role": "assistant", "content": extended.text}, user(text("Which was first?"))]
+    with counted_tiles() as tiles:
+        resumed = asked(engine, "ada", again)
+    assert tiles == [] and resumed.report.warm_tokens > len(extended.prompt_ids) - 2
+    assert same(resumed, reference.reply(again, [WIDE, TALL], COUNT))
+    assert engine.agent("ada").load().computed_tokens == 0  # of ids that no caller may send
+    engine.check()
+
+
+def test_pictures_side_by_side_twice_and_as_one_tile(start: Start, seeing: Path, reference: Reference) -> None:
+    """Also of two agents in one step, which wait for each other's pictures no longer than for their own."""
+    engine = start(model=seeing, kv="fp32")
+    several = [user(shown(SMALL), shown(WIDE), shown(SMALL), text("Which differ?"))]
+    other = [user(text("One."), shown(TALL))]
+    streams = [
+        engine.stream(agent, each, temperature=0, max_tokens=COUNT, logprobs=0)
+        for agent, each in (("ada", several), ("bob", other))
+    ]
+    one, two = (stream.result() for stream in streams)
+    assert same(one, reference.reply(several, [SMALL, WIDE, SMALL], COUNT))
+    assert same(two, reference.reply(other, [TALL], COUNT))
+    words = [{"role": "user", "content": "No picture, <image> is a word."}]
+    assert same(asked(engine, "eve", words), reference_of_words(reference, engine, words))
+
+
+def reference_of_words(
+    reference: Reference, engine: Engine, words: list[dict[str, Any]]
+) -> tuple[list[int], list[int], list[float]]:
+    """As transformers continues the prompt's ids: its tokenizer would take the word for a picture."""
+    cold = asked(engine, "cold", words)
+    assert reference.model.config.image_token_id not in cold.prompt_ids
+    assert cold.logprobs is not None
+    return list(cold.prompt_ids), list(cold.token_ids), [each.logprob for each in cold.logprobs]
+
+
+def test_four_bits_as_for_text(start: Start, seeing: Path) -> None:
+    """The same conversation gives the same tokens hot, and computed without reuse."""
+    engine = start(model=seeing, kv="q4h")
+    first = [user(text("Look:"), shown(WIDE), text("What is it?"))]
+    cold = asked(engine, "ada", first)
+    talk = [*first, {"role": "assistant", "content": cold.text}, user(text("And now?"))]
+    hot = asked(engine, "ada", talk)
+    alone = engine.chat(None, talk, temperature=0, max_tokens=COUNT, reuse="off")
+    assert hot.report.reused_tokens > 96 and alone.report.reused_tokens == 0
+    assert hot.token_ids == alone.token_ids
+    penalised = engine.chat("ada", talk, temperature=0, max_tokens=COUNT, repetition_penalty=1.5, prompt_logprobs=0)
+    assert penalised.prompt_logprobs is not None and len(penalised.prompt_logprobs) == len(hot.prompt_ids)
+
+
+def test_rows_are_those_of_transformers_and_bounded(reference: Reference) -> None:
+    """Tile by tile, where transformers' own code takes all of a picture at once."""
+    processor = reference.processor.image_processor
+    vision = Vision(reference.model, processor, most_bytes=1)
+    one, other = (Picture.read(base64.b64encode(file_of(each)).decode(), "") for each in (WIDE, TALL))
+    given = processor([[WIDE]], return_tensors="pt")
+    with torch.inference_mode():
+        (expected,) = reference.model.model.get_image_features(**given, return_dict=True).pooler_output
+    with counted_tiles() as tiles:
+        assert torch.allclose(vision.see(one), expected, atol=1e-5)
+        assert torch.equal(vision.see(one), vision.rows(PictureSpan(one, 9, 0, 52))) and len(tiles) == 13
+        assert torch.equal(vision.rows(PictureSpan(one, 9, 5, 3)), vision.see(one)[5:8])
+        vision.see(other)
+        assert len(tiles) == 26
+        vision.see(one)  # for which there was no room next to the other
+        assert len(tiles) == 39
+
+
+def test_rows_of_several_sequences_lie_one_after_another() -> None:
+    picture = Picture.read(base64.b64encode(file_of(SMALL)).decode(), "")
+    steps = [
+        SequenceStep(np.arange(count, dtype=np.uint32), 0, [0], 0, "none", (PictureSpan(picture, at, 1, 2),))
+        for count, at in ((5, 3), (4, 0))
+    ]
+    assert ForwardBatch.build(steps).pictures == (PictureSpan(picture, 3, 1, 2), PictureSpan(picture, 5, 1, 2))
+
+
+@pytest.mark.parametrize("seeing", ["idefics3"], indirect=True)
+def test_an_agent_with_pictures_is_a_file(start: Start, seeing: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": seeing, "kv": "fp32"}
+    talk = [user(shown(WIDE), text("What is it?"))]
+    engine = start(**settings)
+    told = asked(engine, "ada", talk)
+    engine.flush()
+    file = tmp_path / "ada"
+    file.write_bytes(b"".join(engine.agent("ada").export()))
+    other = start(**settings, store=str(tmp_path / "other"))
+    other.agent("eve").import_file(lambda: file.open("rb"))
+    with counted_tiles() as tiles:
+        again = asked(other, "eve", talk)
+    assert again.token_ids == told.token_ids and again.report.warm_tokens >= 96 and tiles == []
+
+
+def damaged(file: bytes) -> bytes:
+    """The head of a file, which is all that is read before it is looked at."""
+    return file[: len(file) // 2]
+
+
+@pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
+def test_what_cannot_be_seen_is_refused_with_the_reason(start: Start, seeing: Path) -> None:
+    """Nothing else is touched: a request right after it is answered."""
+    engine = start(model=seeing, kv="fp32")
+    refused: list[tuple[Part, str]] = [
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "not fetched"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "not fetched"),
+        (part_of(b"no picture"), "cannot be read"),
+        (part_of(file_of(WIDE, "BMP"), "bmp"), "cannot be read"),
+        (part_of(damaged(file_of(WIDE))), "decoded"),
+        (part_of(file_of(drawn(0, 130, 2))), "64 times"),
+        (part_of(file_of(Image.new("1", (8_000, 8_000)))), "40,000,000"),
+    ]
+    for part, reason in refused:
+        with pytest.raises(BadRequest, match=reason):
+            asked(engine, "ada", [user(part, text("What is it?"))])
+    assert asked(engine, "ada", [user(shown(SMALL))]).token_ids
+    engine.check()
+
+
+@pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
+def test_a_turned_picture_is_seen_upright(start: Start, seeing: Path, reference: Reference) -> None:
+    """As transformers' own reader turns it, by its head; so its tiles are those of the upright one."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    file = file_of(WIDE, "JPEG", exif=turned, quality=95)
+    talk = [user(part_of(file, "jpeg"), text("What is it?"))]
+    upright = load_image(Image.open(io.BytesIO(file)))
+    assert upright.size == (40, 60)
+    engine = start(model=seeing, kv="fp32")
+    assert same(asked(engine, "ada", talk), reference.reply(talk, [upright], COUNT))
