@@ -7,6 +7,7 @@ from tools.defects.mutant import one
 IDS = "tests/text/test_seen_pictures.py"
 SEEN = "tests/exactness/test_pictures.py"
 REPLIES = f"{SEEN}::test_replies_are_those_of_transformers"
+DIALECTS = "tests/server/test_pictures.py"
 
 PICTURES = (
     one(
@@ -134,6 +135,13 @@ PICTURES = (
         "(prompt.ids if pictures is None else pictures.ids).tolist()",
         "prompt.ids.tolist()",
         REPLIES,
+    ),
+    one(
+        "pictures in responses that are stored without them",
+        "server/responses/calls.py",
+        'body.get("store") is False',
+        'body.get("store") is not True',
+        f"{DIALECTS}::test_what_is_not_looked_at_is_said",
     ),
     one(
         "parts for every template",

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
@@ -91,7 +90,7 @@ class _Tokenizer:
         self._strict = strict
 
     def _read(self, kind: type[Body], sent: Any) -> tuple[Body, Omissions]:
-        omissions = Omissions(strict=self._strict)
+        omissions = Omissions(strict=self._strict, sees=self._engine.sees)
         body = validated(kind, sent, omissions=omissions, harmless=frozenset(), neutral={})
         self._model.require(body.model)
         return body, omissions
@@ -101,7 +100,7 @@ class _Tokenizer:
         body, omissions = self._read(TokenizeBody, sent)
         if (body.text is None) == (body.messages is None):
             raise BadRequest("give exactly one of text and messages", param="text")
-        ids = self._ids(self._rendered(body.text, body, omissions))
+        ids = self._ids(self._rendered(body.text, body, omissions), omissions)
         return {"ids": ids, "count": len(ids), "max_model_len": self._engine.max_context}
 
     def vllm(self, sent: Any) -> dict[str, Any]:
@@ -120,7 +119,7 @@ class _Tokenizer:
             kwargs = template_kwargs(body.chat_template_kwargs, None)
             messages = normalise_messages(body.messages, omissions)
             rendered = encoder.render_chat(messages, body.tools or None, add_generation_prompt=False, **kwargs)
-        ids = self._ids(rendered)
+        ids = self._ids(rendered, omissions)
         if body.content is not None:
             return {"tokens": ids}
         words = [encoder.vocabulary.token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
@@ -148,9 +147,11 @@ class _Tokenizer:
             GenerationRequest(messages=messages, tools=body.tools or None, template_kwargs=kwargs)
         )
 
-    def _ids(self, rendered: RenderedPrompt) -> list[int]:
-        ids: np.ndarray = self._engine.encoder.encode(rendered, most=MAX_IDS)
-        return [int(token_id) for token_id in ids]
+    def _ids(self, rendered: RenderedPrompt, omissions: Omissions) -> list[int]:
+        encoder = self._engine.encoder
+        ids = encoder.encode(rendered, most=MAX_IDS)
+        pictures = encoder.placed(ids, omissions.pictures)
+        return [int(token_id) for token_id in (ids if pictures is None else pictures.ids)]
 
 
 def tokens_router(engine: Engine, model: ServedModel, *, strict: bool) -> APIRouter:

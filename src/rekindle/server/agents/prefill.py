@@ -91,7 +91,7 @@ def prefill_router(engine: Engine, model: ServedModel, observer: Observer, *, pi
         caller = replace(unnamed(request), agent=agent, namespace=namespace)
 
         def submit(body: Any, caller: Caller) -> Generation:
-            return engine.submit(_request(body, caller, model, Omissions(strict=strict)))
+            return engine.submit(_request(body, caller, model, Omissions(strict=strict, sees=engine.sees)))
 
         generation, watch = await accepted(request, observer, request.scope["route"].path, submit, caller=caller)
         answer = Answer(_PrefillReply(agent, generation), [generation], watch, params={}, ping_s=ping_s)
@@ -117,4 +117,5 @@ def _request(body: Any, caller: Caller, model: ServedModel, omissions: Omissions
         **template_fields(template_kwargs(given.chat_template_kwargs, None), given.chat_template_kwargs),
         task="prefill",
         omitted=omissions.all(),
+        pictures=omissions.pictures,
     )

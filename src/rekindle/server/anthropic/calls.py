@@ -96,11 +96,12 @@ def _function(tool: Mapping[str, Any], where: str, omissions: Omissions) -> dict
 @dataclass(frozen=True, slots=True)
 class ModelSide:
     """The traits of the served model that decide how bodies are parsed: its reply format, its template's habits, and
-    what is sampled with if a body does not say."""
+    what is sampled with if a body does not say, and whether it reads pictures."""
 
     form: ReplyFormat
     habits: TemplateHabits
     defaults: SamplingDefaults = NOTHING_SAID
+    sees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
 
     `strict`: what would be left out of the prompt or ignored is refused.
     """
-    omissions = Omissions(strict=strict)
+    omissions = Omissions(strict=strict, sees=side.sees)
     asked = _validated(MessagesBody, body, omissions)
     options, choice = asked.rekindle or RekindleOptions(), asked.tool_choice or ToolChoice(type="auto")
     if asked.max_tokens == 0:
@@ -169,7 +170,7 @@ def parse_count(
 ) -> tuple[GenerationRequest, str | None]:
     """Parse a request to count into the request and its model; parameters that only steer a reply are ignored."""
     names = [*HARMLESS, *(name for name in MessagesBody.model_fields if name not in CountBody.model_fields)]
-    omissions = Omissions(strict=strict)
+    omissions = Omissions(strict=strict, sees=side.sees)
     asked = _validated(CountBody, body, omissions, harmless=frozenset(names))
     return _request(asked, caller, side, omissions)[0], asked.model
 
@@ -213,6 +214,7 @@ def _request(
         structured=True,
         echoes_thoughts=prompt.echoes_reasoning,
         omitted=omissions.all(),
+        pictures=omissions.pictures,
     )
     names = frozenset(tool["function"]["name"] for tool in (*offered.shown, *loaded))
     strict = {

@@ -35,7 +35,7 @@ class MessagesRoute:
 
     def __init__(self, context: RouteContext) -> None:
         engine, self._context = context.engine, context
-        self._side = ModelSide(engine.reply_format, find_habits(engine.encoder), engine.sampling)
+        self._side = ModelSide(engine.reply_format, find_habits(engine.encoder), engine.sampling, engine.sees)
 
     async def __call__(self, request: Request) -> Response:
         """Answer whole or as a stream."""

@@ -75,9 +75,12 @@ def _plain(item: Any, where: str, omissions: Omissions) -> Any:
 
 
 def _with_images(content: Any, images: Any, where: str, omissions: Omissions) -> Any:
-    """Return content after the lines that stand for its pictures."""
+    """Return content after its pictures, or the lines that stand for them."""
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
         raise BadRequest(f"{where} must be a list of pictures in base64", param=where)
+    if omissions.sees:
+        texts = content if isinstance(content, list) else [content] if content else []
+        return [*({"type": "image", "data": each} for each in images), *texts]
     lines = [omissions.part({"type": "image", "data": each}, f"{where}[{at}]") for at, each in enumerate(images)]
     if content is None or isinstance(content, str):
         return "\n".join([*lines, content] if content else lines)
@@ -120,6 +123,7 @@ class ModelSide:
     form: ReplyFormat
     max_context: int
     defaults: SamplingDefaults = NOTHING_SAID
+    sees: bool = False
 
     @property
     def can_think(self) -> bool:
@@ -169,7 +173,7 @@ class Parse(Protocol):
 
 def parse_chat(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:
     """Parse the body of a chat."""
-    omissions = Omissions(strict=strict)
+    omissions = Omissions(strict=strict, sees=side.sees)
     asked = validated(OllamaChatBody, _known(body), omissions=omissions, harmless=(), neutral={})
     if asked.tools and not side.can_call:
         raise BadRequest(f"{side.name!r} does not support tools: leave them out", param="tools")
@@ -184,7 +188,7 @@ def parse_chat(body: Any, caller: Caller, side: ModelSide, *, strict: bool = Fal
 
 def parse_generate(body: Any, caller: Caller, side: ModelSide, *, strict: bool = False) -> OllamaCall:
     """Parse the body of a prompt."""
-    omissions = Omissions(strict=strict)
+    omissions = Omissions(strict=strict, sees=side.sees)
     asked = validated(OllamaGenerateBody, _known(body), omissions=omissions, harmless=(), neutral={})
     _check_prompt(asked, side)
     if not asked.prompt:
@@ -269,6 +273,7 @@ def _request(
         constraint=read_schema(asked.format, "format"),
         structured=messages is not None,
         omitted=omissions.all(),
+        pictures=omissions.pictures,
     )
 
 

@@ -111,7 +111,7 @@ class OllamaModel(_Named):
     """A model that can be used."""
 
     modified_at: str = Field(description="when the server loaded it")
-    capabilities: list[Literal["completion", "tools", "thinking"]]
+    capabilities: list[Literal["completion", "tools", "thinking", "vision"]]
 
 
 class OllamaLoadedModel(_Named):
@@ -139,7 +139,7 @@ class OllamaModelCard(StrictModel):
 
     modified_at: str
     details: OllamaDetails
-    capabilities: list[Literal["completion", "tools", "thinking"]]
+    capabilities: list[Literal["completion", "tools", "thinking", "vision"]]
     template: str
     parameters: str
     model_info: dict[str, int | str]

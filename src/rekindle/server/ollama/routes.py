@@ -42,7 +42,9 @@ class OllamaRoute:
         self._path = path
         self._parse = parse
         self._piece = piece
-        self._side = ModelSide(context.model.name, engine.reply_format, engine.max_context, engine.sampling)
+        self._side = ModelSide(
+            context.model.name, engine.reply_format, engine.max_context, engine.sampling, engine.sees
+        )
 
     async def __call__(self, request: Request) -> Response:
         """As lines, or whole."""
@@ -147,6 +149,7 @@ class Catalogue:
     def _capabilities(self) -> list[str]:
         form = self._engine.reply_format
         found = {"completion": True, "tools": form.tools is not None, "thinking": form.thinking is not None}
+        found["vision"] = self._engine.sees
         return [name for name, has in found.items() if has]
 
 

@@ -208,24 +208,20 @@ def parse_chat(
     *,
     defaults: SamplingDefaults = NOTHING_SAID,
     strict: bool = False,
+    sees: bool = False,
     knows_progress: bool = True,
 ) -> ChatCall:
     """Parse the JSON body of a chat; BadRequest names the parameter to change.
 
     `defaults`: what is sampled with if the body does not say. `strict`: what would be left out of the prompt or ignored
-    is refused. `knows_progress`: how far a prompt is can be said meanwhile.
+    is refused. `sees`: pictures are read. `knows_progress`: how far a prompt is can be said meanwhile.
     """
-    omissions = Omissions(strict=strict)
+    omissions = Omissions(strict=strict, sees=sees)
     body = chat_parameters(body)
     chat = _read(ChatBody, body, omissions, neutral=CHAT_NEUTRAL, knows_progress=knows_progress)
     options = chat.rekindle or ChatOptions()
     ids = tuple(options.prompt_ids) if options.prompt_ids is not None else None
     choice = parse_tool_choice(chat.tool_choice)
-    if chat.top_logprobs and not chat.logprobs:
-        raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
-    extra: dict[str, Any] = {"logprobs": (chat.top_logprobs or 0) if chat.logprobs else None}
-    if chat.max_completion_tokens is not None:
-        extra["max_tokens"] = chat.max_completion_tokens
     functions = read_functions(chat.tools, body.get("tools"), omissions)
     messages = normalise_messages(chat.messages, omissions) if ids is None else None
     messages, prefix = _continued(chat, messages)
@@ -235,7 +231,7 @@ def parse_chat(
         agent=caller.agent,
         namespace=caller.namespace,
         tools=functions.shown,
-        params=_params(chat, extra, defaults),
+        params=_params(chat, _renamed(chat), defaults),
         reuse=options.reuse,
         parent=caller.parent,
         **_template_fields(chat),
@@ -243,6 +239,7 @@ def parse_chat(
         constraint=None if choice.is_forced else _constraint(chat),
         structured=True,
         omitted=omissions.all(),
+        pictures=omissions.pictures,
     )
     return ChatCall(
         **_common(chat, options, (request,)),
@@ -252,6 +249,16 @@ def parse_chat(
         parallel=chat.parallel_tool_calls is not False and choice.name is None,
         shows_reasoning=chat.include_reasoning is not False,
     )
+
+
+def _renamed(chat: ChatBody) -> dict[str, Any]:
+    """The sampling that chats call by other names; BadRequest if it does not go together."""
+    if chat.top_logprobs and not chat.logprobs:
+        raise BadRequest("top_logprobs: set logprobs to true as well", param="top_logprobs")
+    extra: dict[str, Any] = {"logprobs": (chat.top_logprobs or 0) if chat.logprobs else None}
+    if chat.max_completion_tokens is not None:
+        extra["max_tokens"] = chat.max_completion_tokens
+    return extra
 
 
 def _template_fields(chat: ChatBody) -> dict[str, Any]:

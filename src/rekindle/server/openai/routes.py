@@ -57,7 +57,7 @@ class ChatRoute:
         return await (answer.stream(request) if call.stream else answer.whole(request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[ChatCall, list[Generation]]:
-        call = parse_chat(body, caller, **_known(self._context))
+        call = parse_chat(body, caller, sees=self._context.engine.sees, **_known(self._context))
         self._context.model.require(call.model)
         (request,) = call.requests
         request = steered(

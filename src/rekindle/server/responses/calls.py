@@ -73,18 +73,17 @@ def parse_response(
     *,
     defaults: SamplingDefaults = NOTHING_SAID,
     strict: bool = False,
+    sees: bool = False,
 ) -> ResponseCall:
     """Parse a JSON body and look up what it refers to; BadRequest names the parameter to change.
 
-    `defaults`: for the sampling that it leaves open. `strict`: what would be left out or ignored is refused.
+    `defaults`: for the sampling that it leaves open. `strict`: what would be left out or ignored is refused. `sees`:
+    pictures are read, unless the response is stored: stored items have no pictures.
     """
-    omissions = Omissions(strict=strict)
+    omissions = Omissions(strict=strict, sees=sees and isinstance(body, dict) and body.get("store") is False)
     asked = validated(ResponseBody, body, omissions=omissions, harmless=HARMLESS, neutral=NEUTRAL)
     options, reasoning = asked.rekindle or RekindleOptions(), asked.reasoning or Reasoning()
-    chain = lookup.chain(caller.namespace, asked.previous_response_id) if asked.previous_response_id else []
-    items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id)), omissions).read(asked.input)
-    history = [item for stored in chain for item in stored.all_items]
-    check_outputs(history, items)
+    chain, history, items = _items(asked, caller, lookup, omissions)
     messages, tools = _messages(asked, [*history, *items]), read_tools(asked.tools, omissions)
     _check_repeated(tools=asked.tools, tool_choice=asked.tool_choice)
     choice = read_choice(asked.tool_choice, tools)
@@ -101,6 +100,7 @@ def parse_response(
         structured=True,
         echoes_thoughts=True if chain or all(message.role != "assistant" for message in messages) else None,
         omitted=omissions.all(),
+        pictures=omissions.pictures,
     )
     return ResponseCall(
         request=request,
@@ -116,6 +116,17 @@ def parse_response(
         echo=_echo(asked, request, reasoning),
         compared_with=asked.compared_with,
     )
+
+
+def _items(
+    asked: ResponseBody, caller: Caller, lookup: ResponseLookup, omissions: Omissions
+) -> tuple[list[StoredResponse], list[Item], list[Item]]:
+    """The stored responses that a request continues, their items, and its own."""
+    chain = lookup.chain(caller.namespace, asked.previous_response_id) if asked.previous_response_id else []
+    items = ItemReader(cache(lambda id: lookup.item(caller.namespace, id)), omissions).read(asked.input)
+    history = [item for stored in chain for item in stored.all_items]
+    check_outputs(history, items)
+    return chain, history, items
 
 
 def _parent(caller: Caller, chain: Sequence[StoredResponse]) -> str | None:

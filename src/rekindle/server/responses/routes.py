@@ -67,13 +67,20 @@ class ResponseRoute:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     def _count(self, caller: Caller, body: Any) -> int:
-        call = parse_response(body, caller, self._responses, strict=self._context.strict)
+        call = parse_response(
+            body, caller, self._responses, strict=self._context.strict, sees=self._context.engine.sees
+        )
         self._context.model.require(call.model)
         return self._context.engine.encoder.count(self._context.engine.render(call.request))
 
     def _submit(self, body: Any, caller: Caller) -> tuple[Caller, ResponseCall, Generation, Stamp, Comparison | None]:
         context = self._context
-        call = parse_response(body, caller, self._responses, defaults=context.engine.sampling, strict=context.strict)
+        call = parse_response(
+            *(body, caller, self._responses),
+            defaults=context.engine.sampling,
+            strict=context.strict,
+            sees=context.engine.sees,
+        )
         self._context.model.require(call.model)
         form = self._context.engine.reply_format
         request = steered(
