@@ -89,7 +89,8 @@ def test_a_mac_may_leave_out_what_changes(db: sqlite3.Connection) -> None:
     assert not NUMBERED.holds(next(NUMBERED.rows(db)))
 
 
-FILES = {"responses.db": RESPONSE_TABLES, "sessions.db": SESSION_TABLES, "index.db": INDEX_TABLES}
+OLD_RESPONSES = [table for table in RESPONSE_TABLES if table.name != "receipt"]  # added to a file when it is opened
+FILES = {"responses.db": OLD_RESPONSES, "sessions.db": SESSION_TABLES, "index.db": INDEX_TABLES}
 
 
 @pytest.mark.parametrize("name", FILES)

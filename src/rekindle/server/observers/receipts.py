@@ -16,14 +16,16 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rekindle.engine.api import Engine
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT
 from rekindle.server.observers.observer import ReplyId
 from rekindle.text.messages import Message
+
+if TYPE_CHECKING:  # a server of several models computes nothing, and imports no torch
+    from rekindle.engine.api import Engine
 
 
 @dataclass(frozen=True, slots=True)
