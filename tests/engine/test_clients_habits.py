@@ -211,6 +211,31 @@ def test_a_conversation_without_a_name_keeps_no_tools_that_its_user_left_out(eng
         assert result.report.normalised == () and PARAMETERS not in engine.encoder.decode(result.prompt_ids)
 
 
+SKILLS = "Skills: " + "a set of instructions that is kept in a file. " * 6
+
+
+def test_the_end_of_a_system_text_that_comes_later_after_a_summary_is_put_back(engine: Engine) -> None:
+    """As Codex sends what its developer says: at the head of a conversation, and after the user's words once it has
+    begun anew."""
+    head = {"role": "system", "content": f"{system()['content']}\n\n{SKILLS}"}
+    ask(engine, head, user("look please"))
+    begun = [system(), user("look please"), {"role": "system", "content": SKILLS}, user("It was found. talk more")]
+    first = ask(engine, *begun)
+    assert [(each.kind, each.message_index) for each in first.report.normalised] == [("compaction", 2)]
+    assert first.report.reused_tokens >= 0.9 * first.report.prompt_tokens
+    prompt = engine.encoder.decode(first.prompt_ids)
+    assert prompt.count(SKILLS.strip()) == 1 and prompt.index("Skills:") < prompt.index(PARAMETERS)
+    again = ask(engine, *begun, {"role": "assistant", "content": first.text}, user("talk on"))
+    assert again.report.reused_tokens >= len(first.prompt_ids) - 2, "its head is known from then on, too"
+    asked = [*begun, {"role": "assistant", "content": first.text}, user("talk and summarise.")]
+    report = ask(engine, *asked, tools=None).report
+    assert report.reused_tokens >= 0.9 * report.prompt_tokens and len(report.normalised) == 2
+    other = {"role": "system", "content": SKILLS.replace("file", "book")}
+    for changed in ([*begun[:2], other, begun[3]], [{**head, "content": "Else."}, *begun[1:]]):
+        assert ask(engine, *changed).report.normalised == ()
+    assert ask(engine, *begun, agent="eve").report.normalised == ()
+
+
 def test_breakpoints_of_a_summarisers_request_keep_their_places(engine: Engine) -> None:
     history = [system(), user("look please"), called(LOOK), RESULT]
     ask(engine, *history)

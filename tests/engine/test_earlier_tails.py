@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.engine.intake.rewrites import moved, with_earlier_tails
+from rekindle.engine.intake.candidates import moved
+from rekindle.engine.intake.rewrites import with_earlier_tails
 from rekindle.text.messages import Message
 from rekindle.text.vocabulary import MARK
 

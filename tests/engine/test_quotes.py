@@ -30,7 +30,7 @@ from tests.server.scripted import TEMPLATE, write_scripted_model
 ARGUMENTS = json.dumps(VALUE, separators=(",", ":"), ensure_ascii=False)
 LONG = "talk Dust. " + "".join(f"{line}: a line of the long file\n" for line in range(38))
 SUMMARISER = {"role": "system", "content": "You write summaries of conversations, in a few words."}
-CREATE = "Create a summary from the conversation in the <conversation> tags above. talk"
+CREATE = "Sum up the tags above. talk"
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +113,16 @@ def test_a_quoted_history_is_read_as_it_was(model: Path, tmp_path: Path) -> None
 def test_reasoning_that_the_template_drops_stays_in_the_quote(model: Path, tmp_path: Path, drops: bool) -> None:
     template = TEMPLATE.replace("{%- if message.reasoning_content", "{%- if false") if drops else TEMPLATE
     copy = with_template(model, template, tmp_path / "copy")
-    thoughtful = [*HISTORY[:2], {**HISTORY[2], "reasoning_content": "Dust is likely there."}, *HISTORY[3:]]
-    quoted = [QUOTED[0], "[Assistant reasoning]: Dust is likely there.", *QUOTED[1:-1]]
+    thoughtful = [*HISTORY[:2], {**HISTORY[2], "reasoning_content": "In a loft?"}, *HISTORY[3:]]
+    thought = "[Assistant reasoning]: In a loft?"
+    quoted = [QUOTED[0], thought, *QUOTED[1:-1], thought]
     with engine_of(copy, tmp_path / "store") as engine:
         ask(engine, *thoughtful)
         found = ask(engine, SUMMARISER, user(opencode(*quoted)), tools=None)
         prompt = engine.encoder.decode(found.prompt_ids)
     assert found.report.reused_tokens >= 0.8 * found.report.prompt_tokens
-    assert prompt.count("Dust is likely there.") == 1
-    assert (f"{NOTE}\n\n[Assistant reasoning]: Dust is likely there.\n</conv" in prompt) == drops
+    assert prompt.count("In a loft?") == 2, "the last reply is not in the history, and stays quoted"
+    assert prompt.count(thought) == (2 if drops else 1)
 
 
 def test_a_history_that_leaves_no_room_for_a_summary_stays_quoted(model: Path, tmp_path: Path) -> None:

@@ -92,9 +92,9 @@ CLIENTS = (
     ),
     one(
         "tools that the user of an unnamed conversation switched off",
-        "engine/intake/rewrites.py",
-        "    if request.agent is not None:\n        yield",
-        "    if True:\n        yield",
+        "engine/intake/candidates.py",
+        "    if request.agent is not None:\n        found",
+        "    if True:\n        found",
         f"{HABITS}::test_a_conversation_without_a_name_keeps_no_tools_that_its_user_left_out",
     ),
     one(
@@ -114,8 +114,15 @@ CLIENTS = (
     one(
         "reasoning that a client quotes and the template drops, lost",
         "engine/intake/rewrites.py",
-        'self._encoder.content_key(each, each.reasoning or "") in again.prompt.key',
+        'self._encoder.content_key(each, each.reasoning or "") in history',
         "True",
+        f"{QUOTES}::test_reasoning_that_the_template_drops_stays_in_the_quote",
+    ),
+    one(
+        "reasoning that only the quote says taken for one that the history says",
+        "engine/intake/rewrites.py",
+        "again.prompt.key[: self._renderer.before_newest(again)]",
+        "again.prompt.key",
         f"{QUOTES}::test_reasoning_that_the_template_drops_stays_in_the_quote",
     ),
     one(
@@ -126,15 +133,29 @@ CLIENTS = (
         f"{QUOTES}::test_a_history_that_leaves_no_room_for_a_summary_stays_quoted",
     ),
     one(
+        "another end of the system text than the agent had put back at its head",
+        "engine/intake/candidates.py",
+        "if each.content == system[-1][len(before) :]), None)",
+        "), None)",
+        f"{HABITS}::test_the_end_of_a_system_text_that_comes_later_after_a_summary_is_put_back",
+    ),
+    one(
+        "a head that was put back, forgotten with the next request",
+        "engine/intake/request_builder.py",
+        'system="put back" if is_put_back else "sent"',
+        'system="sent"',
+        f"{HABITS}::test_the_end_of_a_system_text_that_comes_later_after_a_summary_is_put_back",
+    ),
+    one(
         "messages that a client does not quote, next to those that it does",
-        "engine/intake/rewrites.py",
+        "engine/intake/candidates.py",
         "before = talk[: found.num_messages]",
         "before = talk",
         f"{QUOTES}::test_a_quoted_history_is_read_as_it_was",
     ),
     one(
         "a mark in a quoting message moved into the history",
-        "engine/intake/rewrites.py",
+        "engine/intake/candidates.py",
         "replace(each, message_index=at + len(before)) if",
         "each if",
         f"{QUOTES}::test_a_quoted_history_is_read_as_it_was",
@@ -176,7 +197,7 @@ CLIENTS = (
     ),
     one(
         "a summariser's instructions before the whole history",
-        "engine/intake/rewrites.py",
+        "engine/intake/candidates.py",
         "(*own, *messages[len(own) : -1], newest)",
         "(*own, newest, *messages[len(own) : -1])",
         f"{HABITS}::test_a_history_with_a_summarisers_system_text_keeps_the_prompt_that_it_had",

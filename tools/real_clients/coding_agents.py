@@ -80,7 +80,7 @@ def _codex_script(place: Place) -> Script:
 
 def _codex_commands(place: Place) -> Sequence[Command]:
     codex = ["codex", "exec", "--dangerously-bypass-approvals-and-sandbox"]
-    full = ["-c", "model_auto_compact_token_limit=10500"]
+    full = ["-c", "model_auto_compact_token_limit=11000"]
     compacting = Command("compaction", [*codex, *full, "resume", "--last", LATER], ["later"], output=STILL)
     return commands(codex, [*codex, "resume", "--last"], compacting)
 

@@ -2,7 +2,7 @@
 
 A prompt of the user contains `step:NAME`; the n-th reply after it is the n-th of that step. Prompts that a client
 writes itself (a title, a summary of the history) name no step, or come without the step's tools, or after the prompt
-and with words of `OWN`: they get `OTHER`.
+and with words of `OWN`, or quote the conversation: they get `OTHER`.
 Values and text only; `scripted_serve` chooses the tokens.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 STEP = re.compile(r"\bstep:([a-z0-9-]+)")
 SIDE = re.compile(r"one-line Git commit messages")  # in the system text of a request that is not the conversation's
 OWN = re.compile(r"summar|compact|snapshot|managed memory", re.IGNORECASE)
+QUOTE = "\n<conversation>\n"  # opencode's, which may quote a prompt that names a step
 TURN = "<|im_start|>"
 END = "<|im_end|>"
 RESULT = "<tool_response>"
@@ -99,6 +100,7 @@ def answer(script: Mapping[str, Sequence[Mapping[str, Any]]], prompt: str) -> As
         or found[-1] not in script
         or SIDE.search(turns[0][1])
         or (asked[-1] > marked[-1] and OWN.search(turns[asked[-1]][1]))
+        or QUOTE in turns[asked[-1]][1]
     ):
         return Asked(OTHER, num_replies=num_replies)
     replies = script[found[-1]]

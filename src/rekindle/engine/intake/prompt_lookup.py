@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 
@@ -82,16 +83,26 @@ class PromptLookup:
             self._memory.know_agent(namespace, parent)
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
 
-    def note_preamble(self, request: GenerationRequest, agent: str) -> None:
-        """Remember the system text and tools of an agent's request, and its messages. On the intake thread."""
+    def note_preamble(self, request: GenerationRequest, agent: str, *, system: Literal["sent", "put back"]) -> None:
+        """Remember the system text and tools of an agent's request, and its messages. On the intake thread.
+
+        A system text that was "put back" is still the agent's, in place of the one that was sent.
+        """
         if request.messages is None or not request.tools or self.is_off(request):
             return
-        system, beginning, _ = _parts(request.messages)
-        preamble = Preamble(tuple(message.content for message in system), request.tools)
+        sent, beginning, _ = _parts(request.messages)
+        known = self.own_preamble(request) if system == "put back" else None
+        preamble = Preamble(known.system if known else tuple(message.content for message in sent), request.tools)
         digest = _digest(beginning) if request.agent is None else None
         self._memory.preambles.put(request.namespace, agent, preamble, beginning=digest)
         if request.agent is not None:
             self._memory.histories.put(request.namespace, agent, request.messages)
+
+    def own_preamble(self, request: GenerationRequest) -> Preamble | None:
+        """Return the preamble that the agent of a request with tools had; None without a name. On the intake thread."""
+        if request.agent is None or not request.messages or not request.tools or self.is_off(request):
+            return None
+        return self._memory.preambles.get(request.namespace, request.agent)
 
     def preamble(self, request: GenerationRequest) -> Preamble | None:
         """Return the preamble that the agent of a request for a reply had, if this request has none of its tools. On

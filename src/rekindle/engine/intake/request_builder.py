@@ -21,9 +21,10 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.candidates import COMPACTION
 from rekindle.engine.intake.prompt_lookup import Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
-from rekindle.engine.intake.rewrites import COMPACTION, Rewrites
+from rekindle.engine.intake.rewrites import Rewrites
 from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.prompt_scores import PromptScores
 from rekindle.engine.request import CachedBreakpoint, Reply, Request, RequestTimes, TakenOut
@@ -186,7 +187,8 @@ class RequestBuilder:
     def _hand_over(self, ready: _Ready, generations: Collection[Generation], matcher: ReplyMatcher | None) -> None:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
-        self._lookup.note_preamble(request, prompt.agent)
+        is_put_back = any(each.kind == COMPACTION for each, _ in rendering.removed)
+        self._lookup.note_preamble(request, prompt.agent, system="put back" if is_put_back else "sent")
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
         resume_points = (
@@ -217,7 +219,7 @@ class RequestBuilder:
                 num_replies=request.num_replies,
                 times=replace(ready.times),
                 original=rendering.request if len(generations) == 1 and prompt.reuse != "off" else None,
-                compacts=any(each.kind == COMPACTION for each, _ in rendering.removed),
+                compacts=is_put_back and not request.tools,
                 breakpoints=breakpoints,
                 taken_out=taken_out,
                 omitted=rendering.request.omitted,

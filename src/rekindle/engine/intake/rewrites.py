@@ -9,6 +9,8 @@ be another conversation's. In this order, each over what the one before it gave:
                 that was sent in place of the agent's moves to the head of the newest user message, where the model
                 reads it as late as it can. Where the history comes as a quote in one message (`quotes`), candidates
                 have its messages in place of the quote. Kept if less is to be computed then.
+    head        After a summary some clients write later what was the end of the system text. The candidate has it where
+                it was. Kept if stored text continues to the end of the system text then.
     tails       Changing tails of the system text. The candidate has them where stored text has them. Kept if that
                 continues to the end of the first reply.
     arguments   Calls whose arguments are the same JSON values, written otherwise. The candidate has them as they were
@@ -19,28 +21,33 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from rekindle.engine.intake.candidates import (
+    BETWEEN,
+    COMPACTION,
+    Candidate,
+    candidates,
+    reported,
+    with_head,
+    with_messages,
+    with_quoted,
+)
 from rekindle.engine.intake.prompt_lookup import PromptLookup
-from rekindle.engine.intake.quotes import OPEN, unquoted
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.memory.memory import OnMemory
-from rekindle.engine.memory.preambles import Preamble, names_of
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import PromptTooLong
 from rekindle.text.arguments import ValueScan, read_object
 from rekindle.text.messages import GUARD, Message, ToolCall
-from rekindle.text.normalise import Removed
-from rekindle.text.places import Place
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.tails import volatile_spans
 from rekindle.text.vocabulary import MARK
 
-COMPACTION, TAIL = "compaction", "tail"  # kinds of normalisation
-BETWEEN = "\n\n"  # a system text or a tail, and the words that it is put before
+TAIL = "tail"  # a kind of normalisation
 LEAST_GAIN = 256  # bytes of stored text; less is not worth another prompt than was sent
 LEAST_ROOM = 2048  # tokens for a summary, if its request asks for no fewer
 Rewritten = tuple[GenerationRequest, Rendering]
@@ -60,6 +67,7 @@ class Rewrites:
     def rendered(self, request: GenerationRequest, on_memory: OnMemory) -> Rewritten:
         """Return a request with what was put back, and its rendering."""
         request, rendering = self._with_preamble(request, self._renderer.render(request), on_memory)
+        request, rendering = self._with_head(request, rendering, on_memory)
         request = replace(request, tools=rendering.request.tools)
         request, rendering = self._with_earlier_tails(request, rendering, on_memory)
         return self._with_arguments(request, rendering, on_memory)
@@ -76,7 +84,7 @@ class Rewrites:
             return request, rendering
         without, _ = self._lookup.nearest(rendering, on_memory=on_memory)
         history = on_memory(lambda: self._lookup.history(request))
-        for candidate in (*_candidates(request, known), *_with_quoted(request, known, history)):
+        for candidate in (*candidates(request, known), *with_quoted(request, known, history)):
             try:
                 again = self._renderer.render(candidate.request)
             except PromptTooLong:  # what was sent may be shorter
@@ -88,7 +96,7 @@ class Rewrites:
         return request, rendering
 
     def _is_kept(
-        self, candidate: _Candidate, again: Rendering, rendering: Rendering, without: int, on_memory: OnMemory
+        self, candidate: Candidate, again: Rendering, rendering: Rendering, without: int, on_memory: OnMemory
     ) -> bool:
         """Whether a candidate, rendered `again`, takes the place of what was sent, of which `without` bytes are
         stored."""
@@ -99,13 +107,32 @@ class Rewrites:
             return False
         if candidate.said is not None:
             rest, rest_as_sent = len(again.prompt.key) - matched, len(rendering.prompt.key) - without
+            history = again.prompt.key[: self._renderer.before_newest(again)]
             if rest + LEAST_GAIN > rest_as_sent or not all(
-                self._encoder.content_key(each, each.reasoning or "") in again.prompt.key for each in candidate.said
+                self._encoder.content_key(each, each.reasoning or "") in history for each in candidate.said
             ):
                 return False
         most = candidate.request.params.max_tokens
         room = LEAST_ROOM if most is None else min(most, LEAST_ROOM)
         return self._lookup.num_tokens(again, on_memory=on_memory) + room <= self._max_context
+
+    def _with_head(self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory) -> Rewritten:
+        known = on_memory(lambda: self._lookup.own_preamble(request)) if COMPACTION in self._renderer.kinds else None
+        messages = request.messages or ()
+        found = None if known is None or request.breakpoints else with_head(messages, known.system)
+        if found is None:
+            return request, rendering
+        changed, moved_from = found
+        candidate = replace(request, messages=changed)
+        again = self._renderer.render(candidate)
+        without, _ = self._lookup.nearest(rendering, on_memory=on_memory)
+        matched, _ = self._lookup.nearest(again, on_memory=on_memory)
+        settled = again.request.messages or ()
+        head = [*takewhile(lambda message: message.role == "system", settled)]
+        if matched < max(without + LEAST_GAIN, self._encoder.message_ends(again.prompt, head)[-1]):
+            return request, rendering
+        kept = reported(moved_from, messages[moved_from].content), without
+        return candidate, replace(again, removed=(*again.removed, kept))
 
     def _with_earlier_tails(self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory) -> Rewritten:
         if not any(each.kind == TAIL for each, _ in rendering.removed) or self._lookup.is_off(request):
@@ -136,80 +163,6 @@ class Rewrites:
             return request, rendering
         request = replace(request, messages=changed)
         return request, self._again(request, rendering)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A request with what its agent had before, and what to report of it.
-
-    `said`: the messages whose reasoning its prompt must say, as it was taken out of a quote; None: nothing was quoted.
-    """
-
-    request: GenerationRequest
-    kept: tuple[Removed, ...]
-    said: tuple[Message, ...] | None = None
-
-
-def _reported(at: int | None, text: str) -> Removed:
-    return Removed(COMPACTION, at, text, "", Place(None, None))
-
-
-def _candidates(request: GenerationRequest, known: Preamble) -> Iterator[_Candidate]:
-    """Yield a named agent's request with its tools, then any with its system text, too."""
-    tools = _reported(None, names_of(known.tools))
-    if request.agent is not None:
-        yield _Candidate(replace(request, tools=known.tools), (tools,))
-    messages = request.messages or ()
-    leading = [*takewhile(lambda message: message.role == "system", messages)]
-    sent = tuple(message.content for message in leading)
-    if sent == known.system or len(sent) != len(known.system) or messages[-1].role != "user":
-        return
-    own = [replace(message, content=text) for message, text in zip(leading, known.system, strict=True)]
-    newest = replace(messages[-1], content=BETWEEN.join((*sent, messages[-1].content)))
-    changed = with_messages(request, (*own, *messages[len(own) : -1], newest))
-    moved = (_reported(at, text) for at, text in enumerate(sent))
-    yield _Candidate(replace(changed, tools=known.tools), (tools, *moved))
-
-
-def _with_quoted(request: GenerationRequest, known: Preamble, history: Sequence[Message]) -> Iterator[_Candidate]:
-    """Yield a request with the messages of its agent's history in place of what its only message quotes of them.
-
-    First without the reasoning that it quotes, for templates that write it.
-    """
-    *leading, newest = request.messages or ()
-    talk = history[len(leading) :]
-    if [each.role for each in leading] != ["system"] * len(known.system) or newest.role != "user":
-        return
-    own = history[: len(leading)]
-    for with_reasoning in (True, False):
-        found = unquoted(talk, newest.content, with_reasoning=with_reasoning)
-        if found is None:
-            continue
-        sent = tuple(each.content for each in leading)
-        short = replace(newest, content=BETWEEN.join((*sent, found.text)))
-        before = talk[: found.num_messages]
-        changed = with_messages(request, (*own, short))
-        at = len(leading)
-        marks = tuple(
-            replace(each, message_index=at + len(before)) if each.message_index == at else each
-            for each in changed.breakpoints
-        )
-        changed = replace(changed, messages=(*own, *before, short), breakpoints=marks, tools=known.tools)
-        moved = (_reported(at, text) for at, text in enumerate(sent))
-        quote = _reported(len(leading), newest.content[newest.content.index(OPEN) :])
-        said = tuple(each for each in before if each.reasoning and with_reasoning)
-        yield _Candidate(changed, (_reported(None, names_of(known.tools)), *moved, quote), said)
-
-
-def with_messages(request: GenerationRequest, changed: tuple[Message, ...]) -> GenerationRequest:
-    """Return a request with the texts of its messages changed, one for one, and its breakpoints where they are now."""
-    messages, found = request.messages or (), []
-    for each in request.breakpoints:
-        index, num_chars = each.message_index, each.num_chars
-        if index is not None and num_chars is not None:
-            num_chars = moved(num_chars, messages[index].content, changed[index].content)
-        found.append(replace(each, num_chars=num_chars))
-    return replace(request, messages=changed, breakpoints=tuple(found))
 
 
 # Tails of system texts that changed since a conversation began: each stays where the stored text has it.
@@ -245,14 +198,6 @@ def with_earlier_tails(messages: Sequence[Message], stored: bytes, content_key: 
         replace(message, content=f"{placed[at]}{BETWEEN}{message.content}") if at in placed else message
         for at, message in enumerate(_with_tails(messages, parts))
     )
-
-
-def moved(place: int, before: str, after: str) -> int:
-    """Return where a place in `before`, in characters, is in `after`, in which one part of it is another."""
-    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
-    if same is None or place <= same:
-        return min(place, len(after))
-    return max(same, place + len(after) - len(before))
 
 
 def _tails(messages: Sequence[Message]) -> list[str]:

@@ -1,0 +1,128 @@
+"""Requests as their agents would have sent them, before or after a summary of their history.
+
+Owns what of an agent's preamble and history is put where. Whether a candidate takes the place of what was sent is up to
+`rewrites`, which looks at what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from rekindle.engine.intake.quotes import OPEN, unquoted
+from rekindle.engine.memory.preambles import Preamble, names_of
+from rekindle.engine.types import GenerationRequest
+from rekindle.text.messages import Message
+from rekindle.text.normalise import Removed
+from rekindle.text.places import Place
+
+COMPACTION = "compaction"  # a kind of normalisation
+BETWEEN = "\n\n"  # a system text or a tail, and the words that it is put before
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request with what its agent had before, and what to report of it.
+
+    `said`: the messages whose reasoning its prompt must say, as it was taken out of a quote; None: nothing was quoted.
+    """
+
+    request: GenerationRequest
+    kept: tuple[Removed, ...]
+    said: tuple[Message, ...] | None = None
+
+
+def reported(at: int | None, text: str) -> Removed:
+    """Return what to report of a text that was put elsewhere; `at`: the message that had it, None: the tools."""
+    return Removed(COMPACTION, at, text, "", Place(None, None))
+
+
+def candidates(request: GenerationRequest, known: Preamble) -> Iterator[Candidate]:
+    """Yield a named agent's request with its tools, its head put back where it is to be, then any with its system text,
+    too."""
+    tools = reported(None, names_of(known.tools))
+    messages = request.messages or ()
+    if request.agent is not None:
+        found = None if request.breakpoints else with_head(messages, known.system)
+        if found is not None:
+            changed, at = found
+            yield Candidate(
+                replace(request, messages=changed, tools=known.tools), (tools, reported(at, messages[at].content))
+            )
+        yield Candidate(replace(request, tools=known.tools), (tools,))
+    leading = [*takewhile(lambda message: message.role == "system", messages)]
+    sent = tuple(message.content for message in leading)
+    if sent == known.system or len(sent) != len(known.system) or messages[-1].role != "user":
+        return
+    own = [replace(message, content=text) for message, text in zip(leading, known.system, strict=True)]
+    newest = replace(messages[-1], content=BETWEEN.join((*sent, messages[-1].content)))
+    changed = with_messages(request, (*own, *messages[len(own) : -1], newest))
+    moved = (reported(at, text) for at, text in enumerate(sent))
+    yield Candidate(replace(changed, tools=known.tools), (tools, *moved))
+
+
+def with_quoted(request: GenerationRequest, known: Preamble, history: Sequence[Message]) -> Iterator[Candidate]:
+    """Yield a request with the messages of its agent's history in place of what its only message quotes of them.
+
+    First without the reasoning that it quotes, for templates that write it.
+    """
+    *leading, newest = request.messages or ()
+    talk = history[len(leading) :]
+    if [each.role for each in leading] != ["system"] * len(known.system) or newest.role != "user":
+        return
+    own = history[: len(leading)]
+    for with_reasoning in (True, False):
+        found = unquoted(talk, newest.content, with_reasoning=with_reasoning)
+        if found is None:
+            continue
+        sent = tuple(each.content for each in leading)
+        short = replace(newest, content=BETWEEN.join((*sent, found.text)))
+        before = talk[: found.num_messages]
+        changed = with_messages(request, (*own, short))
+        at = len(leading)
+        marks = tuple(
+            replace(each, message_index=at + len(before)) if each.message_index == at else each
+            for each in changed.breakpoints
+        )
+        changed = replace(changed, messages=(*own, *before, short), breakpoints=marks, tools=known.tools)
+        moved = (reported(at, text) for at, text in enumerate(sent))
+        quote = reported(len(leading), newest.content[newest.content.index(OPEN) :])
+        said = tuple(each for each in before if each.reasoning and with_reasoning)
+        yield Candidate(changed, (reported(None, names_of(known.tools)), *moved, quote), said)
+
+
+def with_head(messages: Sequence[Message], system: Sequence[str]) -> tuple[tuple[Message, ...], int] | None:
+    """Return messages with the end of their agent's `system` texts, sent in one later system message, at its place
+    again, and which message that was; None if that is not what they are."""
+    head = [*takewhile(lambda message: message.role == "system", messages)]
+    if not head or len(head) != len(system) or [each.content for each in head[:-1]] != [*system[:-1]]:
+        return None
+    before = f"{head[-1].content}{BETWEEN}"
+    if not system[-1].startswith(before):
+        return None
+    later = ((at, each) for at, each in enumerate(messages) if each.role == "system" and at >= len(head))
+    at = next((at for at, each in later if each.content == system[-1][len(before) :]), None)
+    if at is None:
+        return None
+    whole = replace(head[-1], content=system[-1])
+    return (*head[:-1], whole, *messages[len(head) : at], *messages[at + 1 :]), at
+
+
+def with_messages(request: GenerationRequest, changed: tuple[Message, ...]) -> GenerationRequest:
+    """Return a request with the texts of its messages changed, one for one, and its breakpoints where they are now."""
+    messages, found = request.messages or (), []
+    for each in request.breakpoints:
+        index, num_chars = each.message_index, each.num_chars
+        if index is not None and num_chars is not None:
+            num_chars = moved(num_chars, messages[index].content, changed[index].content)
+        found.append(replace(each, num_chars=num_chars))
+    return replace(request, messages=changed, breakpoints=tuple(found))
+
+
+def moved(place: int, before: str, after: str) -> int:
+    """Return where a place in `before`, in characters, is in `after`, in which one part of it is another."""
+    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
+    if same is None or place <= same:
+        return min(place, len(after))
+    return max(same, place + len(after) - len(before))
