@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -206,16 +207,111 @@ def test_it_is_readable_at_400_pixels_and_nothing_jumps(site: Site, opened: Open
         assert page.evaluate(SHIFTS) < 0.01, width
 
 
-def test_the_chat_comes_after_the_agents_however_many_there_are(site: Site, opened: Open) -> None:
+def test_the_chat_is_seen_however_many_agents_there_are(site: Site, opened: Open) -> None:
     client = Client(site.settings.port)
     for number in range(14):
         client.chat([{"role": "user", "content": "Hello."}], agent=f"many/{number}", max_tokens=1)
-    for width, most in ((1600, 200), (1280, 500), (400, 700)):
+    for width, most in ((1600, 200), (1280, 560), (400, 100)):
         page = opened(site.url, width=width)
         expect(row(page, "many/13")).to_be_visible()
         box = page.locator("section.chat").bounding_box()
         assert box is not None and box["y"] < most, (width, box)
         page.close()
+
+
+def test_the_first_row_says_what_memory_holds_and_what_it_gave(site: Site, opened: Open) -> None:
+    client = Client(site.settings.port)
+    long = [{"role": "user", "content": "Remember the silver bell. " * 60}]
+    for _ in range(2):
+        client.chat(long, agent="figures", max_tokens=1)
+    page = opened(site.url)
+
+    def figure(name: str) -> Locator:
+        return page.get_by_role("group", name=name, exact=True)
+
+    expect(figure("In memory")).to_contain_text("of 64.0 MiB")
+    expect(figure("On disk")).to_contain_text("iB")
+    expect(figure("Reused, last hour").locator(".value")).to_have_text(re.compile(r"^\d+(\.\d)? %$"))
+    expect(figure("First token, last hour")).to_contain_text(re.compile(r"exact .*ms ×\d"))
+    expect(figure("Saved today")).to_contain_text(re.compile(r"about .* s\d+,?\d* tokens reused"))
+    expect(figure("Written to disk today")).to_contain_text("a turn")
+    expect(figure("Now")).to_contain_text("running")
+
+
+def test_an_agent_is_kept_branched_carried_away_and_forgotten(site: Site, opened: Open, tmp_path: Path) -> None:
+    client = Client(site.settings.port)
+    talk = [{"role": "user", "content": FACT * 8}]
+    talk += [{"role": "assistant", "content": client.chat(talk, agent="mill", max_tokens=4).text}]
+    for question in (QUESTION, "Who owns the mill?"):
+        client.chat([*talk, {"role": "user", "content": question}], agent="mill", max_tokens=4)
+    page = opened(site.url)
+    said = page.locator("#agents-said")
+
+    def do(deed: str, agent: str = "mill") -> None:
+        if page.get_by_role("button", name=agent, exact=True).get_attribute("aria-expanded") == "false":
+            page.get_by_role("button", name=agent, exact=True).click()
+        page.get_by_role("button", name=f"{deed} {agent}", exact=True).click()
+
+    def answer(yes: str, **fields: str) -> None:
+        for label, value in fields.items():
+            page.locator("#question-field").get_by_label(label.replace("_", " ")).fill(value)
+        page.get_by_role("dialog").get_by_role("button", name=yes).click()
+
+    expect(row(page, "mill")).to_be_visible()
+    do("Pin")
+    expect(row(page, "mill")).to_contain_text("pinned")
+    do("Unpin")
+    expect(row(page, "mill")).not_to_contain_text("pinned")
+    branches = page.locator("tr.opened .tree li")
+    expect(branches).to_have_count(2)
+    expect(branches.last).to_contain_text(re.compile(r"begins with \d+ of no\. 0"))
+    indents = [each.evaluate("node => getComputedStyle(node).paddingLeft") for each in branches.all()]
+    assert indents == ["0px", "18px"]
+    do("Offload")
+    expect(said).to_contain_text("mill: out of memory")
+    tokens = row(page, "mill").locator("[data-label=Tokens]").inner_text()
+    expect(row(page, "mill").locator("[data-label=Hot]")).not_to_have_text(tokens)
+    do("Fork")
+    answer("Fork", Its_name="mill/north")
+    expect(row(page, "mill/north")).to_be_visible()
+    do("Rewind", "mill/north")
+    answer("Cancel")
+    do("Rewind", "mill/north")
+    answer("Rewind", Turns="1")
+    expect(said).to_contain_text(re.compile(r"mill/north: \d+ tokens left"))
+    with page.expect_download() as started:
+        do("Export")
+    assert started.value.suggested_filename == "mill.agent"
+    file = tmp_path / "mill.agent"
+    started.value.save_as(file)
+    page.get_by_role("button", name="Import").click()
+    page.locator("#question-field").get_by_label("File").set_input_files(file)
+    expect(page.locator("#question-field").get_by_label("Its name here")).to_have_value("mill")
+    answer("Import", Its_name_here="miller")
+    expect(row(page, "miller")).to_be_visible()
+    do("Purge")
+    expect(page.get_by_role("dialog")).to_contain_text("Forget mill for good?")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Cancel")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(row(page, "mill")).to_be_visible()
+    do("Purge")
+    answer("Purge")
+    expect(said).to_contain_text(re.compile(r"mill: purged: .*others share"))
+    expect(row(page, "mill")).to_be_hidden()
+    assert {each["id"] for each in client.json("GET", "/v1/agents")["data"]} >= {"mill/north", "miller"}
+
+
+def test_a_deed_that_is_refused_says_why(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = ("Failed to load resource: the server responded with a status of 4",)
+    client = Client(site.settings.port)
+    for agent in ("one", "two"):
+        client.chat([{"role": "user", "content": FACT}], agent=agent, max_tokens=1)
+    page = opened(site.url)
+    page.get_by_role("button", name="one", exact=True).click()
+    page.get_by_role("button", name="Fork one", exact=True).click()
+    page.get_by_label("Its name").fill("two")
+    page.get_by_role("dialog").get_by_role("button", name="Fork").click()
+    expect(page.locator("#agents-said.error")).to_contain_text("two")
 
 
 def test_replies_are_shown_as_markdown(site: Site, opened: Open) -> None:

@@ -20,7 +20,7 @@ from rekindle.engine.core.interface import Core
 from rekindle.engine.core.purge import HotPurge, evict_hashes, idle_hashes, wipe, withdraw
 from rekindle.engine.gauges import hot_tokens
 from rekindle.engine.memory.agent_commands import Before
-from rekindle.engine.memory.branches import Branch, KnownBranch, shared_tokens
+from rekindle.engine.memory.branches import Branch, KnownBranch, parents, shared_tokens
 from rekindle.engine.memory.sequences import to_save
 from rekindle.engine.types import AgentInfo, BranchInfo, PurgeReport
 from rekindle.errors import BadRequest, NotFound, PurgeUnproved, RekindleError, StoreError
@@ -105,6 +105,7 @@ class AgentAdmin:
         is_here = self._parts.has_kv
         hot = self._run(lambda core: hot_tokens(core.cache, [branch for branch, _ in branches]))
         is_durable = self._parts.is_in_place()
+        older = parents([branch for branch, _ in branches], size)
         return tuple(
             BranchInfo(
                 number=branch.number,
@@ -116,6 +117,8 @@ class AgentAdmin:
                 shared_with=agents,
                 last_use=branch.last_use,
                 num_turns=len(branch.turn_ends),
+                parent=older.get(branch.number, (None, 0))[0],
+                parent_tokens=older.get(branch.number, (None, 0))[1],
             )
             for (branch, (num_shared, agents)), num_hot in zip(branches, hot, strict=True)
         )

@@ -248,7 +248,8 @@ class BranchInfo:
     """One branch of an agent: its tokens, how many of them are durable, in memory, on disk only.
 
     `num_turns` ended in it. Its first `shared_tokens` are in blocks shared with the agents in `shared_with`; unnamed
-    conversations are all called "unnamed".
+    conversations are all called "unnamed". Its first `parent_tokens` are in blocks that it shares with an older branch
+    of the agent, the `parent`.
     """
 
     number: int
@@ -260,6 +261,8 @@ class BranchInfo:
     shared_with: tuple[str, ...]
     last_use: float
     num_turns: int = 0
+    parent: int | None = None  # its number
+    parent_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from rekindle.server.observers.log import Logged, RequestLog
 from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
 from rekindle.server.observers.receipts import Receipts, identity_of
+from rekindle.server.observers.today import Today
 from rekindle.server.ollama.routes import catalogue_router, generating_routes, unmanaged_router
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
@@ -173,11 +174,11 @@ def create_app(
 ) -> App:
     """Create the application over a started engine; close it after use. `model`: the path or hub name loaded."""
     served = ServedModel(engine, alias=model, name=settings.served_model_name, created=int(clock()))
-    metrics, history = Metrics(served.name), History(clock=clock)
+    metrics, history, today = Metrics(served.name), History(clock=clock), Today(clock=clock)
     metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
     log, keys = RequestLog(), Keys(settings)
-    observers: list[Observer] = [metrics, history]
+    observers: list[Observer] = [metrics, history, today]
     responses = _open_responses(engine, settings)
     endings = Endings(engine)
     app = App(ShutdownGate(), recorder, responses, endings, metrics, keys=keys, bound=engine.encoder.bound)
@@ -199,7 +200,7 @@ def create_app(
         elsewhere_router(served),
         catalogue_router(engine, served, strict=settings.strict),
         unmanaged_router(served),
-        page_router(engine, served, history, app.extensions),
+        page_router(engine, served, history, today, app.extensions),
         figures_router(engine, metrics),
         health_router(engine, app.problems),
         schema_router(app, events=app.events, max_choices=engine.settings.cache.max_branches),

@@ -45,6 +45,25 @@ def test_without_sessions_it_says_how_to_begin(site: Site, opened: Open) -> None
     expect(page.locator("#no-sessions")).to_be_hidden()
 
 
+def test_a_session_is_begun_and_steered_on_the_page(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = ("Failed to load resource: the server responded with a status of 400",)
+    page = opened(site.url, "/#sessions")
+    page.get_by_text("New session").click()
+    page.get_by_label("Who takes part, separated by commas").fill("Ada")
+    page.get_by_label("Tokens of a turn").fill("8")
+    page.get_by_role("button", name="Begin").click()
+    expect(page.locator("#new-error")).to_contain_text("2 to 30")
+    page.get_by_label("Who takes part, separated by commas").fill("Ada, Bo,")
+    page.get_by_label("The first message").fill("Where is the copper key?")
+    page.get_by_label("Who speaks").select_option("a moderator picks")
+    page.get_by_label("Title, for people").fill("Begun here")
+    page.get_by_role("button", name="Begin").click()
+    expect(page.get_by_role("heading", name="Begun here")).to_be_visible()
+    expect(said(page, 0)).to_contain_text("Where is the copper key?")
+    page.get_by_role("button", name="Next turn").click()
+    expect(said(page, 1)).to_be_visible()
+
+
 def test_a_round_is_followed_with_what_each_turn_reused(site: Site, opened: Open) -> None:
     page = opened(site.url, f"/#sessions/{begin(site)}")
     expect(said(page, 0)).to_contain_text("Where is the copper key?")

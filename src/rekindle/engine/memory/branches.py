@@ -7,7 +7,7 @@ for a title that a client sends under the name of a conversation; then the least
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -307,6 +307,18 @@ def shared_tokens(branch: Branch, others: Iterable[Branch], block_tokens: int) -
                 agents.add(other.agent if kind is AgentKind.NAMED else UNNAMED)
                 most = max(most, num_tokens)
     return most, tuple(sorted(agents))
+
+
+def parents(branches: Sequence[Branch], block_tokens: int) -> dict[int, tuple[int, int]]:
+    """Return for branches of one agent, by number, the older one with which each has most leading tokens in common, and
+    how many, counted in whole blocks; none for one that has nothing in common with older ones."""
+    found = {}
+    for branch in branches:
+        older = [(_common_tokens(branch, each, block_tokens), each) for each in branches if each.number < branch.number]
+        num_tokens, nearest = max(older, key=lambda pair: (pair[0], -pair[1].number), default=(0, branch))
+        if num_tokens:
+            found[branch.number] = nearest.number, num_tokens
+    return found
 
 
 def _common_tokens(branch: Branch, other: Branch, block_tokens: int) -> int:

@@ -84,6 +84,8 @@ class BranchEntry(BaseModel):
     shared_tokens: int = Field(description="length of the prefix shared with other agents")
     shared_with: list[str] = Field(description="ids of those agents; `unnamed` stands for all without one")
     num_turns: int = Field(description="requests that ended in it")
+    parent: int | None = Field(default=None, description="number of the agent's older branch that it began with")
+    parent_tokens: int = Field(default=0, description="length of the prefix that it shares with that one")
 
 
 class AgentDetail(AgentEntry):

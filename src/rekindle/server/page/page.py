@@ -31,6 +31,7 @@ from rekindle.server.extension import Extension
 from rekindle.server.gate.caller import access_of
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.history import History
+from rekindle.server.observers.today import OutcomeOfHour, SavedToday, Today
 
 INDEX = "index.html"
 TYPES = {
@@ -77,7 +78,7 @@ class _File:
 
 
 def page_router(
-    engine: Engine, model: ServedModel, history: History, extensions: Sequence[Extension] = ()
+    engine: Engine, model: ServedModel, history: History, today: Today, extensions: Sequence[Extension] = ()
 ) -> APIRouter:
     """The page with the views of extensions, its files, and the one route that serves it data."""
     router = Router()
@@ -93,7 +94,7 @@ def page_router(
             raise NotFound(f"the page has no file {name!r}", param="name")
         return found[name].response(request)
 
-    router.include_router(overview_router(engine, model, history))
+    router.include_router(overview_router(engine, model, history, today))
     return router
 
 
@@ -120,9 +121,9 @@ def _index(index: str, views: Mapping[str, str]) -> bytes:
 
 # GET /overview: everything the page draws of a namespace's agents, in one answer.
 #
-# Owns nothing: memory comes from the engine, requests from the history. It is bounded, as the page polls it every other
-# second, and is outside /v1/, whose requests count against a tenant's limit. It needs only the tenant's key, so it does
-# not contain the operator's figures.
+# Owns nothing: memory comes from the engine, requests from the history and from what is counted of today. It is
+# bounded, as the page polls it every other second, and is outside /v1/, whose requests count against a tenant's limit.
+# It needs only the tenant's key, and contains the operator's figures for an admin's.
 
 
 # Agents' branches, queried from the engine as they change, within a time limit per request.
@@ -195,6 +196,16 @@ class OverviewAgent(AgentDetail):
     last_miss: dict[str, Any] | None = Field(description="a request with `explanation` and `advice`")
 
 
+class MemoryUse(BaseModel):
+    """Bytes of blocks of all namespaces on each tier, those that several share once, and what waits for the disk."""
+
+    hot_used: int
+    hot_bytes: int = Field(description="that blocks may take in memory")
+    disk_used: int | None = Field(description="null without a store, like the next two")
+    disk_bytes: int | None = Field(description="that blocks may take on disk")
+    waiting_saves: int | None
+
+
 class Overview(BaseModel):
     """The agents used last, and how many there are in all."""
 
@@ -206,10 +217,13 @@ class Overview(BaseModel):
     sampling: dict[str, float] = Field(description="what the page's chat is sampled with, unless it says otherwise")
     num_agents: int
     agents: list[OverviewAgent]
+    hour: dict[str, OutcomeOfHour] = Field(description="requests of the last hour, by outcome")
+    saved: SavedToday
+    memory: MemoryUse | None = Field(description="for admins")
     written: DiskWear | None = Field(description="with a store, for admins")
 
 
-def overview_router(engine: Engine, model: ServedModel, history: History) -> APIRouter:
+def overview_router(engine: Engine, model: ServedModel, history: History, today: Today) -> APIRouter:
     """The route. A plain function: it runs in a worker thread and waits for the engine."""
     router = Router(tags=["agents"])
     details = Details(engine)
@@ -228,10 +242,25 @@ def overview_router(engine: Engine, model: ServedModel, history: History) -> API
             "sampling": engine.sampling.named("llama-server"),
             "num_agents": len(infos),
             "agents": [_agent(info, history.of(namespace, info.agent)) for info in shown],
+            "hour": today.hour(namespace),
+            "saved": today.saved(namespace),
+            "memory": _memory_use(engine) if access_of(request).is_admin else None,
             "written": written(engine, request),
         }
 
     return router
+
+
+def _memory_use(engine: Engine) -> dict[str, int | None]:
+    stats = engine.stats()
+    store = stats.store or {}
+    return {
+        "hot_used": stats.used_hot_bytes,
+        "hot_bytes": stats.hot_bytes,
+        "disk_used": store.get("used_bytes"),
+        "disk_bytes": store.get("disk_bytes"),
+        "waiting_saves": store.get("queue_length"),
+    }
 
 
 def _agent(info: AgentInfo, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

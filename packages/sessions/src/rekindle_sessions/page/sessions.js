@@ -2,6 +2,7 @@
 
 import { leaveSession, noticed, openSession } from "./session.js";
 import { showSessions } from "./session_list.js";
+import { startNew } from "./session_new.js";
 
 /** List the sessions; `id` is the open one's. */
 export async function show(id) {
@@ -13,3 +14,5 @@ export const open = openSession;
 
 /** Stop following. */
 export const leave = leaveSession;
+
+startNew();

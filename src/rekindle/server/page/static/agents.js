@@ -2,8 +2,9 @@
 
 import { hasKey, here } from "./api.js";
 import { chatWith } from "./chat.js";
+import { deedsFor } from "./deeds.js";
 import { byId, el, keyed, say } from "./dom.js";
-import { ago, bytes, clock, count, counted, duration, listed, share, short } from "./words.js";
+import { ago, clock, count, counted, duration, listed, share, short } from "./words.js";
 
 const opened = new Set(); // ids whose branches and requests are shown
 let shown = null;
@@ -39,14 +40,7 @@ function sum(overview) {
   const total = (name) => overview.agents.reduce((all, agent) => all + agent[name], 0);
   const others = overview.num_agents - overview.agents.length;
   const who = others > 0 ? `the ${overview.agents.length} used last of ${count(overview.num_agents)}` : counted(overview.num_agents, "agent");
-  return `${who}, ${count(total("hot_tokens"))} tokens hot, ${count(total("warm_tokens"))} warm${onDisk(overview.written)}`;
-}
-
-function onDisk(written) {
-  if (!written) return "";
-  const most = written.a_day === null ? "" : ` of ${bytes(written.a_day)}`;
-  const turn = written.a_turn === null ? "" : `, ${bytes(written.a_turn)} a turn`;
-  return `; ${bytes(written.today)}${most} written to disk today${turn}`;
+  return `${who}, ${count(total("hot_tokens"))} tokens hot, ${count(total("warm_tokens"))} warm`;
 }
 
 function firstCurl() {
@@ -114,34 +108,47 @@ function toggle(id) {
 }
 
 function makeDetail({ id }) {
-  const branches = el("ul");
+  const branches = el("ul", { class: "tree" });
   const requests = el("ul");
-  const cell = el(
-    "td",
-    { colspan: 11 },
-    el("div", { class: "detail" }, el("div", {}, el("h3", {}, "Branches"), branches), el("div", {}, el("h3", {}, "Last requests"), requests)),
-  );
+  const deeds = deedsFor(id);
+  const legend = el("p", { class: "quiet tree-legend" }, "Filled: begun with an older branch. Line below: shared with other agents.");
+  const of = (title, ...parts) => el("div", {}, el("h3", {}, title), ...parts);
+  const cell = el("td", { colspan: 11 }, el("div", { class: "detail" }, deeds, of("Branches", legend, branches), of("Last requests", requests)));
   const row = el("tr", { class: "opened" }, cell);
   row.show = ({ agent }) => {
     row.setAttribute("aria-label", `Branches and requests of ${id}`);
-    branches.replaceChildren(...agent.branch_infos.map(branchLine));
+    deeds.show(agent);
+    const most = Math.max(1, ...agent.branch_infos.map((branch) => branch.num_tokens));
+    legend.hidden = agent.branch_infos.length < 2;
+    branches.replaceChildren(...tree(agent.branch_infos).map((branch) => branchLine(branch, most)));
     requests.replaceChildren(...agent.requests.map(requestLine));
     if (!agent.requests.length) requests.append(el("li", { class: "quiet" }, "none since the server started"));
   };
   return row;
 }
 
-function branchLine(branch) {
+/** Branches in the order of a tree, each with its `depth`: after the older one that it began with. */
+export function tree(branches, parent = null, depth = 0) {
+  const known = new Set(branches.map((branch) => branch.number));
+  const here = branches.filter((branch) => (known.has(branch.parent) ? branch.parent : null) === parent);
+  return here.sort((a, b) => a.number - b.number).flatMap((branch) => [{ ...branch, depth }, ...tree(branches, branch.number, depth + 1)]);
+}
+
+function branchLine(branch, most) {
   const turns = branch.num_turns === undefined ? null : el("span", {}, counted(branch.num_turns, "turn"));
-  const shared = branch.shared_tokens ? `${count(branch.shared_tokens)} shared with ${listed(branch.shared_with.map(short))}` : "shared with nobody";
+  const begins = branch.parent_tokens ? `begins with ${count(branch.parent_tokens)} of no. ${branch.parent}` : null;
+  const shared = branch.shared_tokens ? `${count(branch.shared_tokens)} shared with ${listed(branch.shared_with.map(short))}` : null;
+  const part = (tokens) => `${(100 * tokens) / most}%`;
+  const vars = { "--all": part(branch.num_tokens), "--parent": part(branch.parent_tokens ?? 0), "--shared": part(branch.shared_tokens) };
   return el(
     "li",
-    {},
+    { vars: { "--depth": branch.depth } },
     el("span", {}, `no. ${branch.number}`),
+    el("span", { class: "track", vars, "aria-hidden": "true" }, el("span", { class: "all" }), el("span", { class: "of-parent" }), el("span", { class: "of-others" })),
     el("span", {}, counted(branch.num_tokens, "token")),
     turns,
     el("span", { class: "quiet" }, `${count(branch.hot_tokens)} hot, ${count(branch.warm_tokens)} warm, ${count(branch.saved_tokens)} saved`),
-    el("span", { class: "quiet" }, shared),
+    el("span", { class: "quiet" }, [begins, shared].filter(Boolean).join("; ") || "shared with nobody"),
   );
 }
 

@@ -33,9 +33,10 @@ export function here(path) {
 }
 
 async function sent(method, path, { body, headers = {}, signal } = {}) {
-  const type = body === undefined ? {} : { "Content-Type": "application/json" };
+  const isFile = body instanceof Blob;
+  const type = body === undefined ? {} : { "Content-Type": isFile ? "application/octet-stream" : "application/json" };
   const options = { method, headers: headersOf({ ...type, ...headers }), signal, cache: "no-store" };
-  if (body !== undefined) options.body = JSON.stringify(body);
+  if (body !== undefined) options.body = isFile ? body : JSON.stringify(body);
   let response;
   try {
     response = await fetch(here(path), options);
@@ -64,6 +65,33 @@ export async function ask(method, path, { body, patience = PATIENCE_MS } = {}) {
   } catch {
     throw new Unreachable("the answer broke off");
   }
+}
+
+/** The JSON answer to a file that is sent, however long that takes; Refused or Unreachable. */
+export async function upload(path, file) {
+  return ask("POST", path, { body: file, patience: 0 });
+}
+
+/** Save what the server answers as a file: with a key through this page's memory, as a link cannot send one. */
+export async function download(path, name) {
+  if (!hasKey()) return saveAs(here(path), name);
+  const response = await sent("GET", path);
+  let content;
+  try {
+    content = await response.blob();
+  } catch {
+    throw new Unreachable("the file broke off");
+  }
+  const url = URL.createObjectURL(content);
+  saveAs(url, name);
+  setTimeout(() => URL.revokeObjectURL(url), PATIENCE_MS);
+}
+
+function saveAs(url, name) {
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
 }
 
 /**

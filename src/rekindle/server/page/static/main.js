@@ -3,8 +3,9 @@
 import { Refused, Unreachable, ask, hasKey, keepKey } from "./api.js";
 import { showAgents } from "./agents.js";
 import { drawWith, startChat, showNames } from "./chat.js";
+import { startDeeds } from "./deeds.js";
 import { byId, say } from "./dom.js";
-import { counted } from "./words.js";
+import { showFigures } from "./figures.js";
 import { showMisses } from "./misses.js";
 import { showSharing } from "./sharing.js";
 import { showTimes } from "./times.js";
@@ -73,6 +74,7 @@ async function look() {
   showNames(overview.agents);
   drawWith(overview.sampling);
   if (view === "agents") {
+    showFigures(overview, health);
     showAgents(overview);
     showSharing(overview);
     showTimes(overview);
@@ -154,4 +156,5 @@ document.addEventListener("visibilitychange", () => {
   else refresh();
 });
 startChat(refresh);
+startDeeds(refresh);
 follow();

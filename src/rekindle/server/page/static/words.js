@@ -27,6 +27,13 @@ export function duration(ms) {
   return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
 }
 
+/** 0.4 s, 52 s, 3 min, 1 h 12 min: of seconds */
+export function span(seconds) {
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${count(Math.floor(minutes / 60))} h ${minutes % 60} min`;
+}
+
 /** 98.7 %, and 100 % of nothing */
 export function share(part, all) {
   if (!all) return "–";
