@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from rekindle.agent_ids import new_conversation, recovered
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
-from rekindle.engine.memory.branches import UNNAMED, Branch, KnownBranch, shared_tokens
+from rekindle.engine.memory.branches import UNNAMED, Branch, KnownBranch, parents, shared_tokens
 from rekindle.errors import NotFound
 from tests.engine.conftest import Start
 
@@ -57,6 +59,20 @@ def test_of_a_branch_that_is_only_on_disk_its_end_is_known() -> None:
     assert shared_tokens(mine, [theirs.without_ids()], SIZE) == (8, ("bob",))
     apart = branch("bob", [*range(9)])
     assert shared_tokens(mine, [apart.without_ids()], SIZE) == (0, ())
+
+
+def test_a_branch_began_with_the_older_one_that_has_most_of_it() -> None:
+    ids = {
+        0: [*range(10)],
+        2: [*range(9), 3],
+        3: [*range(5), 9, 9, 9],
+        5: [7, 7, 7, 7],
+        6: [*range(10)],
+        7: [*range(9), 3, 1],
+    }
+    branches = [replace(branch("ada", each), number=number) for number, each in ids.items()]
+    found = {2: (0, 8), 3: (0, 4), 6: (0, 10), 7: (0, 8)}
+    assert parents(branches, SIZE) == parents(branches[::-1], SIZE) == found
 
 
 def test_an_engine_tells_it_of_one_agent(start: Start) -> None:

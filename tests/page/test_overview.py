@@ -92,6 +92,33 @@ def test_each_key_sees_its_own_namespace(served: Served) -> None:
     assert overview(served, "other-key")["namespace"] == "other"
 
 
+def test_the_last_hour_and_what_it_saved_are_the_namespaces_own(served: Served) -> None:
+    before = overview(served)
+    for _ in range(2):
+        tell(served, "fay", "Where is the brass bell?")
+    tell(served, "gil", "Hello.", key="other-key")
+    found = overview(served)
+
+    def grown(outcome: str, field: str) -> int:
+        grown: int = found["hour"][outcome][field] - before["hour"].get(outcome, {}).get(field, 0)
+        return grown
+
+    assert grown("exact", "requests") == 1 and found["hour"]["exact"]["first_token_ms"] > 0
+    exact = next(agent for agent in found["agents"] if agent["id"] == "fay")["requests"][0]
+    assert grown("exact", "prompt_tokens") == exact["prompt_tokens"]
+    assert grown("exact", "reused_tokens") == exact["reused_tokens"]
+    assert found["saved"]["reused_tokens"] >= before["saved"]["reused_tokens"] + exact["reused_tokens"]
+
+
+def test_bytes_of_the_tiers_are_for_admins(served: Served) -> None:
+    tell(served, "hal", "The iron gate is by the mill.")
+    assert overview(served)["memory"] is None
+    memory, stats = overview(served, key="boss")["memory"], served.send("GET", "/v1/stats", key="boss").json
+    assert memory["hot_bytes"] == stats["hot_bytes"] > memory["hot_used"] > 0
+    assert memory["disk_bytes"] == stats["store"]["disk_bytes"] >= memory["disk_used"] > 0
+    assert memory["waiting_saves"] is not None
+
+
 def test_what_was_written_to_the_disk_is_for_admins(served: Served) -> None:
     tell(served, "cy", "The brass bell is in the mill.")
     assert overview(served)["written"] is None

@@ -20,6 +20,7 @@ from tools.defects.llama import LLAMA
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
+from tools.defects.page import PAGE
 from tools.defects.pictures import PICTURES
 from tools.defects.quantised import QUANTISED
 from tools.defects.receipts import RECEIPTS
@@ -66,6 +67,7 @@ MUTANTS = (
     *LLAMA,
     *SLOTS,
     *GATE,
+    *PAGE,
     *WEAR,
     *WHEELS,
 )
