@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,9 +17,10 @@ from rekindle.compute.cpu.packed import packed_weights
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
-from rekindle.model import checkpoint, gguf
+from rekindle.model import checkpoint, gguf, gguf_tokenizer
 from rekindle.model.described import DescribedModel
 from rekindle.model.gguf_header import GgufHeader
+from rekindle.model.gguf_tokenizer import merges_by_score
 from rekindle.model.loaded import LoadedModel
 from rekindle.text.messages import Message
 from rekindle.text.prompt import PromptEncoder
@@ -222,6 +224,9 @@ def test_templates_of_several_names_are_read(original: Path, tmp_path: Path) -> 
     template = PromptEncoder.from_dir(made_of(edited(original, tmp_path / "tiny.gguf", **given))).template
     asked = [{"role": "user", "content": "Hello."}]
     assert (template.render(asked), template.render(asked, ["a tool"])) == ("Hello.", "a tool")
+    many: dict[str, Value] = {f"tokenizer__chat_template__t{n}": f"{{{{ {n} }}}}{'x' * 100_000}" for n in range(6)}
+    with pytest.raises(ModelRefused, match=r"templates have 600,\d+ characters: at most 524,288"):
+        PromptEncoder.from_dir(made_of(edited(original, tmp_path / "many.gguf", **many)))
     bare = edited(original, tmp_path / "bare.gguf", tokenizer__chat_template=None)
     assert not PromptEncoder.from_dir(made_of(bare)).template.exists
 
@@ -255,6 +260,8 @@ def test_what_the_tables_leave_out_is_read(original: Path, tmp_path: Path) -> No
         ({"llama__rope__scaling__attn_factor": 1.5}, "rope.scaling.attn_factor asks for a rotary embedding"),
         ({"llama__attention__head_count": 0}, "cannot be read"),
         ({"llama__block_count": [1, 2]}, "llama.block_count is not a number"),
+        ({"general__architecture": "gemma3", "gemma3__block_count": 0xFFFFFFFF}, "claims 4,294,967,295 layers"),
+        ({"tokenizer__ggml__tokens": ["a", "b", "a" * 3000]}, "3 tokens of 3,002 characters, 3,000 of them in one"),
     ],
 )
 def test_values_that_cannot_be_served_are_refused_by_name(
@@ -265,6 +272,27 @@ def test_values_that_cannot_be_served_are_refused_by_name(
         loaded_from(file)
     assert "\x1b" not in str(caught.value)
     assert not list(caches.glob(".making*"))
+
+
+def test_values_that_no_package_widens_are_named(original: Path, tmp_path: Path, caches: Path) -> None:
+    file = edited(original, tmp_path / "tiny.gguf")
+    data = bytearray(file.read_bytes())
+    name = b"blk.0.attn_norm.weight"
+    at = data.index(name) + len(name) + 4 + 8  # after its one dimension: the type
+    assert data[at : at + 4] == bytes(4)
+    data[at] = 26  # I32, as many bytes as F32
+    file.write_bytes(data)
+    with pytest.raises(ModelRefused, match=r"the tensor blk\.0\.attn_norm\.weight is I32, which is not widened here"):
+        loaded_from(file)
+
+
+def test_pairs_of_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["a" * length for length in range(1, 9)]
+    scores, normal = np.zeros(len(words)), np.ones(len(words), bool)
+    assert len(merges_by_score(words, scores, normal)) == 28
+    monkeypatch.setattr(gguf_tokenizer, "MOST_MERGES", 20)
+    with pytest.raises(ValueError, match="more than 20 pairs"):
+        merges_by_score(words, scores, normal)
 
 
 def test_the_originals_small_files_beside_it_are_used(original: Path, tmp_path: Path, caches: Path) -> None:

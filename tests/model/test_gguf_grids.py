@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize, quantize
+from gguf import GGMLQuantizationType, dequantize, quantize, quants
 from torch import nn
 
 from rekindle.compute.cpu.kernels.grids import pack_grid, rows_of
@@ -70,6 +70,16 @@ def random_blocks(name: str, path: Path, *, factors: slice) -> tuple[TensorEntry
     sums = held[..., factors].copy().view(np.float16).astype(np.float32).sum(-1)
     values = dequantize(held.reshape(ROWS, -1), number)
     return TensorEntry("a", (ROWS, depth), kind, 0, held.nbytes), values, np.repeat(sums, kind.block_values, axis=1)
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ3_S", "IQ4_NL", "IQ1_M"])
+def test_types_whose_codes_are_places_in_a_table_are_widened(name: str, tmp_path: Path) -> None:
+    """In a process where nothing else has made that table."""
+    entry, values, _ = random_blocks(name, tmp_path / "file", factors=slice(0, 2))
+    reader: Any = getattr(quants, name)
+    reader.grid = None
+    found = widened(FileGrid(tmp_path / "file", entry), torch.float32)
+    assert np.array_equal(found.numpy(), values, equal_nan=True)
 
 
 def test_steps_of_groups_in_groups_are_rounded_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 from pathlib import Path
@@ -14,7 +15,7 @@ from rekindle.errors import ModelRefused
 from rekindle.model.gguf_header import GgufHeader
 from rekindle_lab.bench.engine.gguf_file import Tensor, write_file
 
-UINT32, STRING, ARRAY = 4, 8, 9
+UINT32, STRING, ARRAY, FLOAT64 = 4, 8, 9, 12
 
 
 def text(value: str | bytes) -> bytes:
@@ -103,6 +104,49 @@ def test_a_file_that_is_cut_anywhere_is_refused_with_words(tmp_path: Path, size:
 HUGE = 1 << 62
 
 
+def test_tensors_do_not_share_bytes(tmp_path: Path) -> None:
+    for offset in (32, 60):  # of a second tensor, while the first has 64 bytes
+        data = header(tensors=(tensor("a", (16,)), tensor("b", (16,), offset=offset)))
+        with pytest.raises(ModelRefused, match="the tensors a and b have bytes in common"):
+            read(tmp_path, data + bytes(200))
+    data = header(tensors=(tensor("a", (16,), offset=64), tensor("b", (16,))))
+    assert [each.name for each in read(tmp_path, data + bytes(200)).tensors] == ["a", "b"]
+
+
+def test_numbers_are_finite(tmp_path: Path) -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ModelRefused, match=f"k is {value}, which is no size"):
+            read(tmp_path, header(entry("k", FLOAT64, struct.pack("<d", value)))).number("k")
+
+
+LISTED = struct.pack("<IQ", STRING, 1 << 20)
+SPARSE = 64 << 30  # bytes that take no room on disk
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            header(entry("k", ARRAY, struct.pack("<IQ", STRING, 1 << 30))),
+            r"1,073,741,824 texts in k: at most 2,097,152",
+        ),
+        (header(entry("k", ARRAY, struct.pack("<IQ", UINT32, 1 << 33))), "8,589,934,592 numbers in k: at most"),
+        (header(entry("k", STRING, struct.pack("<Q", 1 << 32))), "header is longer than 128 MiB, with k"),
+        (header(*(entry(key, ARRAY, LISTED + bytes(8 << 20)) for key in "abc")), "lists have 3,145,728 texts"),
+        (header(counts=(0, 1 << 20)), "1,048,576 values: at most 16,384"),
+        (header(counts=(1 << 20, 0)), "1,048,576 tensors: at most 131,072"),
+    ],
+)
+def test_a_sparse_file_is_not_read_for_as_long_as_it_is(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    os.truncate(path, SPARSE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelRefused, match=words):
+        GgufHeader.read(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -119,7 +163,8 @@ HUGE = 1 << 62
         (header(entry("k", 77, b"")), "k has a value of kind 77"),
         (header(entry("k", ARRAY, struct.pack("<IQ", ARRAY, 0))), "k is a list of values of kind 9"),
         (header(*[entry("k", UINT32, bytes(4))] * 2), "it has k twice"),
-        (header(tensors=(tensor("t", (0,)),) * 2), "two tensors of one name"),
+        (header(tensors=(tensor("t", (1,)),) * 2), "two tensors of one name"),
+        (header(tensors=(tensor("t", (HUGE, 0)),)), "the tensor t has a dimension of 0"),
         (header(tensors=(tensor("t", (1, 1, 1, 1, 1)),)), "t has 5 dimensions"),
         (header(tensors=(tensor("t", (1,), kind=99),)), "t has the type 99"),
         (header(tensors=(tensor("t", (33,), kind=8),)), "rows of 33 values: Q8_0 needs a multiple of 32"),

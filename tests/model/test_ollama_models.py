@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,34 @@ def test_models_that_are_more_or_less_than_a_file(folder: Folder) -> None:
     }.items():
         with pytest.raises(ModelRefused, match=says):
             Source.find(f"ollama:{name}", None)
+
+
+def test_what_somebody_else_put_there(folder: Folder) -> None:
+    library = folder.root / "manifests/registry.ollama.ai/library"
+    folder.write("registry.ollama.ai/library/deep/latest", "[" * 100_000)
+    folder.write("registry.ollama.ai/library/long/latest", "")
+    os.truncate(library / "long/latest", 1 << 40)  # which takes no room
+    folder.add("registry.ollama.ai/library/loud/latest", **{"\x1b[2J": folder.blob(b"GGUF")})
+    for name in ("pipe", "folder", "outside"):
+        (library / name).mkdir()
+    os.mkfifo(library / "pipe/latest")
+    (library / "folder/latest").mkdir()
+    (library / "outside/latest").symlink_to("/etc/passwd")
+    for name, says in {
+        "deep": "cannot be read: maximum recursion depth",
+        "long": "long/latest has more than 1 MiB",
+        "loud": r"is no GGUF file, but \\x1b\[2J$",
+        "pipe": "pipe/latest is no file",
+        "folder": "folder/latest is no file",
+        "outside": r"cannot be read: Expecting value: line 1 column 1 \(char 0\)$",  # and no word of it
+    }.items():
+        with pytest.raises(ModelRefused, match=says):
+            Source.find(f"ollama:{name}", None)
+    for number in range(30):
+        folder.write(f"registry.ollama.ai/library/m{number:02}/latest", "{}")
+    with pytest.raises(ModelRefused, match=r"it has deep:latest, .*, more$") as caught:
+        Source.find("ollama:none", None)
+    assert len(str(caught.value)) < 1000
 
 
 def test_without_ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

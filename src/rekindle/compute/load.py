@@ -44,13 +44,12 @@ from rekindle.model.latent import absorb_latents, map_notes
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.loader import Weights, gguf_dtype, load_weights
 from rekindle.model.proof import ProofCache
-from rekindle.model.refusals import WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
+from rekindle.model.refusals import MOST_LAYERS, WHAT_FITS, quantiser, refuse_by_config, refusing, text_config
 from rekindle.model.selftest import self_test
 from rekindle.model.vision import vision_of
 from rekindle.spec import ModelFacts, ModelSpec
 
 log = logging.getLogger(__name__)
-MOST_LAYERS = 4096  # some configs list their layers one by one: a count of a billion takes all memory
 
 
 def load_model(

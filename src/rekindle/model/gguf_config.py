@@ -17,7 +17,7 @@ from rekindle.errors import ModelRefused
 from rekindle.model.gguf_header import GgufHeader, shown, unreadable
 from rekindle.model.gguf_rope import apply_rope
 from rekindle.model.gguf_tokenizer import KEY, end_ids, special_id
-from rekindle.model.refusals import WHAT_FITS, refusing
+from rekindle.model.refusals import MOST_LAYERS, WHAT_FITS, refusing
 
 ARCHITECTURE = "general.architecture"
 # Where transformers calls an architecture otherwise.
@@ -94,6 +94,7 @@ def _config(header: GgufHeader) -> Any:
     architecture = header.text(ARCHITECTURE)
     if architecture is None:
         raise unreadable(header.path, f"it has no {ARCHITECTURE}")
+    _check_layers(header, architecture)
     fields = _described(header, architecture)
     kind = fields.pop("model_type")
     if kind not in CONFIG_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -106,6 +107,13 @@ def _config(header: GgufHeader) -> Any:
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]
         _complete(header, architecture, config)
     return config
+
+
+def _check_layers(header: GgufHeader, architecture: str) -> None:
+    """Refuse more layers than a model has, before they are listed one by one."""
+    count = header.number(f"{architecture}.block_count")
+    if count is not None and not 1 <= count <= MOST_LAYERS:
+        raise unreadable(header.path, f"it claims {count:,} layers: a model has 1 to {MOST_LAYERS}")
 
 
 def _not_served(header: GgufHeader, architecture: str) -> ModelRefused:

@@ -2,7 +2,9 @@
 
 Owns the container's layout (versions 2 and 3, little-endian) and the sizes of GGML's types. Nothing that a file claims
 is believed: counts and lengths are compared with the bytes that are left before anything is allocated, every tensor has
-to end inside the file, and names appear in errors with their control characters escaped. Does not know what keys mean.
+to end inside the file and to have its bytes for itself, and names appear in errors with their control characters
+escaped. A file can be sparse, so its length bounds nothing: how long a header may be, and how much it may list, is
+bounded here. Does not know what keys mean.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,8 @@ STRING, ARRAY = 8, 9
 DEFAULT_ALIGNMENT, MOST_DIMENSIONS = 32, 4
 MOST_KEY_CHARS = 200  # of a name in an error
 LEAST_VALUE_BYTES, LEAST_TENSOR_BYTES = 13, 24  # of an entry in the header: an empty name and the smallest value
+# Gemma's 262,144 tokens with their merges take 19 MB; a mixture with a tensor for each expert has 46,000 tensors.
+MOST_HEADER_BYTES, MOST_TEXTS, MOST_VALUES, MOST_TENSORS = 128 << 20, 1 << 21, 1 << 14, 1 << 17
 _LENGTH = struct.Struct("<Q")
 
 
@@ -100,16 +106,20 @@ class GgufHeader:
             start = file.read(len(MAGIC))
             if start != MAGIC:
                 raise unreadable(path, f"it begins with {start!r} where a GGUF file has {MAGIC!r} (a Git LFS pointer?)")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).header()
+            size = os.fstat(file.fileno()).st_size
+            with mmap.mmap(file.fileno(), min(size, MOST_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
+                return _Reader(path, data, size).header()
 
     def text(self, key: str) -> str | None:
         """The text under a key; None if there is none. ModelRefused if it is of another kind, as below."""
         return self._of_kind(key, str, "a text")
 
     def number(self, key: str) -> float | None:
-        """The number under a key."""
-        return self._of_kind(key, (int, float), "a number")
+        """The number under a key, which is finite."""
+        value: float | None = self._of_kind(key, (int, float), "a number")
+        if value is not None and not math.isfinite(value):
+            raise unreadable(self.path, f"{shown(key)} is {value}, which is no size and no factor")
+        return value
 
     def texts(self, key: str) -> list[str] | None:
         """The list of texts under a key."""
@@ -137,13 +147,15 @@ class GgufHeader:
 
 
 class _Reader:
-    """A position in the bytes of a file."""
+    """A position in the first bytes of a file that has `size` of them."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self._path = path
         self._data = data
-        self._size = len(data)
+        self._size = size
+        self._end = len(data)
         self._at = len(MAGIC)
+        self._num_texts = 0  # in all lists
 
     def header(self) -> GgufHeader:
         """Read everything before the tensors' bytes."""
@@ -151,8 +163,8 @@ class _Reader:
         if version not in VERSIONS:
             why = "it is big-endian" if version in {each << 24 for each in VERSIONS} else f"its version is {version}"
             raise unreadable(self._path, f"{why}; GGUF files of version 2 and 3 are read, little-endian")
-        num_tensors = self._count(LEAST_TENSOR_BYTES, "tensors")
-        num_values = self._count(LEAST_VALUE_BYTES, "values")
+        num_tensors = self._count(LEAST_TENSOR_BYTES, "tensors", most=MOST_TENSORS)
+        num_values = self._count(LEAST_VALUE_BYTES, "values", most=MOST_VALUES)
         values: dict[str, Value] = {}
         for _ in range(num_values):
             key = self._text("a key")
@@ -163,7 +175,9 @@ class _Reader:
         end = self._at
         if len({name for name, *_ in table}) < num_tensors:
             raise unreadable(self._path, "it has two tensors of one name")
-        tensors = tuple(self._placed(each, self._first_byte(values)) for each in table)
+        first = self._first_byte(values)
+        tensors = tuple(self._placed(each, first) for each in table)
+        self._check_apart(tensors)
         return GgufHeader(self._path, values, tensors, hashlib.blake2b(self._data[:end], digest_size=32).hexdigest())
 
     def _first_byte(self, values: Mapping[str, Value]) -> int:
@@ -173,6 +187,15 @@ class _Reader:
             raise unreadable(self._path, "general.alignment is not a power of two")
         return -(-self._at // alignment) * alignment
 
+    def _check_apart(self, tensors: tuple[TensorEntry, ...]) -> None:
+        """Refuse bytes that are in two tensors: thousands of them could be one, each as large as the file."""
+        placed = sorted(tensors, key=lambda each: each.begin)
+        for one, next_one in pairwise(placed):
+            if next_one.begin < one.end:
+                raise unreadable(
+                    self._path, f"the tensors {shown(one.name)} and {shown(next_one.name)} have bytes in common"
+                )
+
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """A tensor's name, shape, type and offset."""
         name = self._text("a tensor's name")
@@ -180,6 +203,8 @@ class _Reader:
         if num_dimensions > MOST_DIMENSIONS:
             raise unreadable(self._path, f"the tensor {shown(name)} has {num_dimensions} dimensions")
         shape = tuple(self._number("<Q", f"the shape of {shown(name)}") for _ in range(num_dimensions))
+        if 0 in shape:
+            raise unreadable(self._path, f"the tensor {shown(name)} has a dimension of 0")
         return name, shape[::-1], self._number("<I", "a type"), self._number("<Q", "an offset")
 
     def _placed(self, entry: tuple[str, tuple[int, ...], int, int], first: int) -> TensorEntry:
@@ -213,7 +238,10 @@ class _Reader:
             raise unreadable(self._path, f"{shown(key)} has a value of kind {kind}, which is not known here")
         kind = self._number("<I", f"the kind of {shown(key)}")
         if kind == STRING:
-            return self._texts(self._count(_LENGTH.size, f"texts in {shown(key)}"), key)
+            self._num_texts += (count := self._count(_LENGTH.size, f"texts in {shown(key)}", most=MOST_TEXTS))
+            if self._num_texts > MOST_TEXTS:
+                raise unreadable(self._path, f"its lists have {self._num_texts:,} texts: {MOST_TEXTS:,} are read")
+            return self._texts(count, key)
         if kind not in NUMBERS:
             raise unreadable(self._path, f"{shown(key)} is a list of values of kind {kind}, which is not known here")
         dtype = np.dtype(NUMBERS[kind][1])
@@ -222,7 +250,7 @@ class _Reader:
 
     def _texts(self, count: int, key: str) -> list[str]:
         """`count` texts: a vocabulary has hundreds of thousands, so nothing is called for each."""
-        data, at, size, length_at = self._data, self._at, self._size, _LENGTH.unpack_from
+        data, at, size, length_at = self._data, self._at, self._end, _LENGTH.unpack_from
         found = []
         for _ in range(count):
             begin = at + 8
@@ -238,13 +266,15 @@ class _Reader:
     def _text(self, what: str) -> str:
         return self._taken(self._number("<Q", what), what).decode("utf-8", "replace")
 
-    def _count(self, least_bytes: int, what: str) -> int:
-        """A number of things that take at least so many bytes each."""
+    def _count(self, least_bytes: int, what: str, *, most: int = MOST_HEADER_BYTES) -> int:
+        """A number of things that take at least so many bytes each, of which `most` are read."""
         count = self._number("<Q", f"the number of {what}")
         if count * least_bytes > self._size - self._at:
             raise unreadable(
                 self._path, f"it claims {count:,} {what}, and has {self._size - self._at:,} bytes left: it is damaged"
             )
+        if count > most:
+            raise unreadable(self._path, f"it has {count:,} {what}: at most {most:,} are read")
         return int(count)
 
     def _number(self, form: str, what: str) -> Any:
@@ -252,12 +282,14 @@ class _Reader:
 
     def _taken(self, count: int, what: str) -> bytes:
         begin, end = self._at, self._at + count
-        if end > self._size:
+        if end > self._end:
             raise self._too_short(what)
         self._at = end
         return self._data[begin:end]
 
     def _too_short(self, what: str) -> ModelRefused:
+        if self._end < self._size:
+            return unreadable(self._path, f"its header is longer than {MOST_HEADER_BYTES >> 20} MiB, with {what}")
         return unreadable(self._path, f"it is cut short inside {what}, at byte {self._size:,}")
 
 

@@ -19,6 +19,8 @@ from rekindle.model.gguf_splits import SPLITS, Splits
 BLANK = "\u2581"
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
+# Gemma's 262,144 tokens have 1.7 million characters, none more than 128, and half a million merges.
+MOST_TOKENS, MOST_TOKEN_CHARS, MOST_CHARS, MOST_MERGES = 1 << 19, 2048, 1 << 24, 1 << 21
 SPECIALS = {  # names of tokenizer_config.json, and the keys of their ids
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -65,9 +67,16 @@ def end_ids(header: GgufHeader) -> list[int]:
 
 
 def _tokens(header: GgufHeader) -> list[str]:
-    """The vocabulary; ModelRefused if it has a token twice."""
+    """The vocabulary; ModelRefused if it has a token twice, or more text than merges are looked for in."""
     # llama.cpp's name for a token without text
     tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(_texts(header))]
+    longest, total = max(map(len, tokens)), sum(map(len, tokens))
+    if len(tokens) > MOST_TOKENS or longest > MOST_TOKEN_CHARS or total > MOST_CHARS:
+        raise unreadable(
+            header.path,
+            f"its vocabulary has {len(tokens):,} tokens of {total:,} characters, {longest:,} of them in one: at most "
+            f"{MOST_TOKENS:,} of {MOST_CHARS:,} and {MOST_TOKEN_CHARS:,} are read",
+        )
     if len(set(tokens)) < len(tokens):
         ids: dict[str, int] = {}
         first, again = next((ids[text], at) for at, text in enumerate(tokens) if ids.setdefault(text, at) != at)
@@ -165,6 +174,10 @@ def _sentencepiece(header: GgufHeader, tokens: Sequence[str]) -> dict[str, Any]:
         raise unreadable(header.path, f"{KEY}scores is missing or too short for {len(tokens)} tokens")
     normal = _types(header, len(tokens)) == NORMAL
     unknown = special_id(header, "unknown_token_id")
+    try:
+        merges = merges_by_score(tokens, scores, normal)
+    except ValueError as error:
+        raise unreadable(header.path, str(error)) from error
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
@@ -172,7 +185,7 @@ def _sentencepiece(header: GgufHeader, tokens: Sequence[str]) -> dict[str, Any]:
         "decoder": _fallback_decoder(strips=prefix),
         "model": _bpe(
             tokens,
-            merges_by_score(tokens, scores, normal),
+            merges,
             unk_token=None if unknown is None else tokens[unknown],
             byte_fallback=True,
             fuse_unk=True,
@@ -183,7 +196,7 @@ def _sentencepiece(header: GgufHeader, tokens: Sequence[str]) -> dict[str, Any]:
 def merges_by_score(tokens: Sequence[str], scores: np.ndarray, normal: np.ndarray) -> list[list[str]]:
     """Every pair of tokens that makes a third, the highest score first: the order in which SentencePiece merges.
 
-    `normal`: which tokens take part [len(tokens)].
+    `normal`: which tokens take part [len(tokens)]. ValueError if there are more than `MOST_MERGES`.
     """
     order = np.flatnonzero(normal)
     order = order[np.argsort(-scores[order], kind="stable")]
@@ -194,6 +207,8 @@ def merges_by_score(tokens: Sequence[str], scores: np.ndarray, normal: np.ndarra
             left, right = token[:at], token[at:]
             if left in known and right in known:
                 found.append([left, right])
+        if len(found) > MOST_MERGES:
+            raise ValueError(f"more than {MOST_MERGES:,} pairs of its tokens make a third")
     return found
 
 

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from torch import nn
 
 from rekindle.model.gguf_grids import FileGrid, file_grid
-from rekindle.model.gguf_header import GgufHeader, TensorEntry
+from rekindle.model.gguf_header import GgufHeader, TensorEntry, shown, unreadable
 from rekindle.model.kept_tensors import placeholder
 
 PIECE_VALUES = 1 << 22  # of an embedding, which are widened together
@@ -72,6 +72,8 @@ def read_weights(
     places = weight_names(architecture, config.num_hidden_layers, names, processor)
     found, grids = State(), dict[str, FileGrid]()
     for entry in _shown(header.tensors, "reading weights"):
+        if entry.name in places:
+            _check_type(header.path, entry)
         grid = None if entry.name not in places else file_grid(header.path, entry, partial(_ordered, processor, entry))
         if grid is not None:
             grids[places[entry.name]] = grid
@@ -165,6 +167,14 @@ def _rows(path: Path, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
+def _check_type(path: Path, entry: TensorEntry) -> None:
+    """Refuse values that the package gguf cannot widen, before a kernel looks for their codes."""
+    from gguf import quants
+
+    if entry.type.name not in PLAIN and not hasattr(quants, entry.type.name):
+        raise unreadable(path, f"the tensor {shown(entry.name)} is {entry.type.name}, which is not widened here")
+
+
 def _values(path: Path, entry: TensorEntry) -> np.ndarray:
     """A tensor's values: in fp32, those of 64 bits as they are."""
     from gguf import quants
@@ -175,7 +185,9 @@ def _values(path: Path, entry: TensorEntry) -> np.ndarray:
         values = held.view(PLAIN[kind]).reshape(entry.shape)
         return values.astype(np.float32) if kind == "F16" else values
     blocks = held.reshape(-1, entry.type.block_bytes)  # `quants.dequantize` takes 16 rows at a time, half as fast
-    found: np.ndarray = getattr(quants, kind).dequantize_blocks(blocks).reshape(entry.shape)
+    reader: Any = getattr(quants, kind)
+    reader.init_grid()  # of types whose codes are places in a table
+    found: np.ndarray = reader.dequantize_blocks(blocks).reshape(entry.shape)
     return found
 
 

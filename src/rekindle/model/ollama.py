@@ -1,6 +1,7 @@
 """Models that Ollama has downloaded: which file holds the weights of a name.
 
 Owns what a name stands for, and the form of the folder. Nothing is asked of a running Ollama, and nothing is changed.
+What is there may have come from anybody: a manifest is a small file, or refused.
 
     manifests/registry.ollama.ai/library/NAME/TAG    JSON: the digests of the model's layers, each with what it is
     blobs/sha256-DIGEST                              a layer; that of the weights is a GGUF file
@@ -12,10 +13,12 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rekindle.errors import ModelRefused
+from rekindle.model.gguf_header import shown
 
 PREFIX = "ollama:"
 VARIABLE = "OLLAMA_MODELS"
@@ -24,6 +27,8 @@ HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 LAYER = "application/vnd.ollama.image."
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 PART = re.compile(r"\w[\w.-]*")  # of a name: no folder above
+MOST_MANIFEST_BYTES = 1 << 20  # one has a kilobyte
+MOST_NAMES = 20  # in an error
 
 
 def ollama_file(name: str) -> Path:
@@ -37,13 +42,14 @@ def ollama_file(name: str) -> Path:
         try:
             layers = _layers(folder / "manifests" / place)
         except FileNotFoundError as error:
-            listed = ", ".join(_names(folder)) or "no models"
+            names = list(islice(_names(folder), MOST_NAMES + 1))
+            listed = ", ".join([*names[:MOST_NAMES], *(["more"] if len(names) > MOST_NAMES else [])]) or "no models"
             raise ModelRefused(f"Ollama has no {name!r} in {folder}; it has {listed}") from error
         file = folder / "blobs" / _digest(name, layers).replace(":", "-")
         if not file.is_file():
             raise ModelRefused(f"Ollama's {name!r} lacks its weights, {file}: pull it again")
         return file
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"Ollama's {name!r} cannot be read: {error}") from error
 
 
@@ -70,7 +76,13 @@ def _place(name: str) -> PurePosixPath:
 
 def _layers(manifest: Path) -> dict[str, str]:
     """What there is of a model, each with a digest; ValueError if this is no manifest."""
-    found: Any = json.loads(manifest.read_bytes())
+    if manifest.exists() and not manifest.is_file():  # a pipe would wait for who writes
+        raise ValueError(f"{manifest} is no file")
+    with manifest.open("rb") as file:
+        data = file.read(MOST_MANIFEST_BYTES + 1)
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise ValueError(f"{manifest} has more than {MOST_MANIFEST_BYTES >> 20} MiB")
+    found: Any = json.loads(data)
     match found:
         case {"layers": [*layers]} if all(isinstance(layer, dict) for layer in layers):
             return {str(layer.get("mediaType")).removeprefix(LAYER): str(layer.get("digest")) for layer in layers}
@@ -83,7 +95,7 @@ def _digest(name: str, layers: dict[str, str]) -> str:
     if "adapter" in layers:
         raise ModelRefused(f"Ollama's {name!r} has an adapter next to its weights, which would be left out")
     if "model" not in layers:
-        raise ModelRefused(f"Ollama's {name!r} is no GGUF file, but {', '.join(sorted(layers)) or 'nothing'}")
+        raise ModelRefused(f"Ollama's {name!r} is no GGUF file, but {shown(', '.join(sorted(layers))) or 'nothing'}")
     if not DIGEST.fullmatch(layers["model"]):
         raise ValueError(f"{layers['model']!r} is no digest")
     return layers["model"]

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from rekindle.errors import ModelRefused
 
+MOST_LAYERS = 4096  # some configs list their layers one by one: a count of a billion takes all memory
 WITHOUT_ATTENTION = frozenset({"mlp", "moe"})  # layers that see each token by itself
 SERVED_LAYERS = WITHOUT_ATTENTION | {
     *("full_attention", "sliding_attention", "attention"),

@@ -26,7 +26,7 @@ import jinja2.utils
 
 from rekindle.errors import BadRequest, ModelRefused, PromptTooLong
 from rekindle.text.arguments import Arguments
-from rekindle.text.bounded import FAILURES, MOST_WORK, MOST_WRITTEN, BoundedEnvironment, render
+from rekindle.text.bounded import FAILURES, MOST_SOURCE, MOST_WORK, MOST_WRITTEN, BoundedEnvironment, render
 from rekindle.text.messages import GUARD
 from rekindle.text.metered_filters import metered
 from rekindle.text.metering import Exceeded
@@ -62,6 +62,7 @@ class ChatTemplate:
     """One or more named Jinja templates (`default`, `tool_use`) and the special tokens they may print.
 
     A directory without a template gives a ChatTemplate without sources: rendering it is refused, completions work.
+    ModelRefused for more than `MOST_SOURCE` characters in all of them, or one that cannot be parsed.
     """
 
     def __init__(
@@ -73,6 +74,9 @@ class ChatTemplate:
         most_work: int = MOST_WORK,
     ) -> None:
         self.sources = dict(sources)
+        total = sum(map(len, self.sources.values()))
+        if total > MOST_SOURCE:
+            raise ModelRefused(f"the chat templates have {total:,} characters: at most {MOST_SOURCE:,} are read")
         self.special_tokens = dict(special_tokens)
         self._clock = clock
         self._most_work = most_work
