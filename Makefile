@@ -62,7 +62,7 @@ mutants: kernels
 	$(BIN)/python -m tools.mutants
 
 # Hours, not minutes: processes and servers killed, crashes of random workloads, every state machine with thousands of
-# runs, an object tier damaged in every way, and an hour of everything at once.
+# runs, an object tier damaged in every way, hostile GGUF files and constraints, and an hour of everything at once.
 KILLS ?= 900
 SERVER_KILLS ?= 100
 CRASH_RUNS ?= 40
@@ -71,6 +71,8 @@ ROUTE_KILLS ?= 60
 SESSION_KILLS ?= 100
 FUZZ_RUNS ?= 200
 TIER_RUNS ?= 1000
+GGUF_RUNS ?= 2000
+CONSTRAINT_RUNS ?= 2000
 SOAK_S ?= 3600
 torture: kernels
 	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) SESSION_KILLS=$(SESSION_KILLS) \
@@ -81,6 +83,8 @@ torture: kernels
 	  tests/server/test_responses_kept.py tests/sessions/service/test_service_kills.py tests/sessions/service/test_session_damage.py \
 	  tests/sessions/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache tests/hostile/test_fuzz.py
 	$(BIN)/python -m tools.tier_fuzz --runs $(TIER_RUNS)
+	$(BIN)/python -m tools.gguf_fuzz --runs $(GGUF_RUNS)
+	$(BIN)/python -m tools.constraint_fuzz --runs $(CONSTRAINT_RUNS)
 	SOAK_S=$(SOAK_S) $(BIN)/python tools/soak.py
 
 # vLLM with our connector, replicas under Ray Serve, the tier in S3's protocol, Kubernetes' manifests: in an environment

@@ -185,9 +185,14 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, place: str
         Constraint("choice", (), "x"),
         Constraint("choice", ("",), "x"),
         Constraint("regex", "(a", "x"),
+        Constraint("regex", "\ud800", "x"),
         Constraint("regex", "", "x"),
         Constraint("grammar", "start: (", "x"),
         Constraint("grammar", "root ::= (", "x"),
+        Constraint("grammar", 'root ::= "a\\', "x"),  # here and below the translator fails in ways of Python's
+        Constraint("grammar", "root ::= " + "(" * 20_000, "x"),
+        Constraint("grammar", f'root ::= "a"{{{"9" * 5000}}}', "x"),
+        Constraint("grammar", 'a ::= "b"', "x"),
         Constraint("grammar", "a" * (2 << 20), "x"),
     ],
 )
@@ -195,6 +200,25 @@ def test_malformed_constraints_are_refused(given: Constraint) -> None:
     with pytest.raises(BadRequest) as caught:
         constraints_of("hermes").matcher(given, opening="")
     assert caught.value.param == "x"
+
+
+def test_another_notation_is_translated_once_and_where_time_is_bounded() -> None:
+    """Of a chain of rules the translator takes minutes, and nobody can interrupt it."""
+    constraints = new_constraints("hermes")
+    try:
+        chain = "\n".join(f"a{at} ::= a{at + 1} a{at + 1}" for at in range(5000))
+        with pytest.raises(BadRequest, match="too complex"):
+            constraints.matcher(Constraint("grammar", f'root ::= a0\n{chain}\na5000 ::= "x"'), opening="")
+        given = Constraint("grammar", 'root ::= "yes" | "no"')
+        assert not constraints.is_ready(given, opening="")
+        constraints.matcher(given, opening="")
+        assert constraints.is_ready(given, opening="")
+        for at in range(8):
+            constraints.matcher(Constraint("grammar", f'root ::= "{at}"\n#{"c" * 150_000}'), opening="")
+            constraints.check()
+        assert not constraints.is_ready(given, opening=""), "those of long ago are left"
+    finally:
+        constraints.close()
 
 
 def test_formats_that_nobody_knows_are_annotations_and_objects_are_closed() -> None:

@@ -97,7 +97,7 @@ def _keyed(quote: str, pieces: Pieces) -> Sequence[str]:
 
 
 def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> dict[str, object]:
-    """Return the grammar of the constrained text alone; BadRequest if it is malformed.
+    """Return the grammar of the constrained text alone, of a grammar in Lark's notation; BadRequest if it is malformed.
 
     `coerce_one_of`: schemas in `oneOf` need not exclude each other.
     """
@@ -112,15 +112,20 @@ def answer_grammar(constraint: Constraint, *, coerce_one_of: bool = False) -> di
         return {"lark_grammar": f"start: {' | '.join(map(literal, value))}"}
     if not isinstance(value, str) or not value:
         raise BadRequest(f"{param} must be a text that is not empty", param=param)
-    from llguidance import gbnf_to_lark, regex_to_lark  # takes a tenth of a second, and few replies are constrained
-
     if kind == "regex":
-        pattern = regex_to_lark(value.replace(DELETE, "\\x7f"))
+        from llguidance import regex_to_lark  # takes a tenth of a second, and few replies are constrained
+
+        try:
+            pattern = regex_to_lark(value.replace(DELETE, "\\x7f"))
+        except UnicodeEncodeError as error:  # half a pair of surrogates
+            raise BadRequest(f"{param} is no text: {error.reason}", param=param) from error
         return {"lark_grammar": f"start: /{pattern}/"}
-    try:
-        return {"lark_grammar": gbnf_to_lark.gbnf_to_lark(value) if "::=" in value else value}
-    except gbnf_to_lark.GbnfToLarkError as error:
-        raise BadRequest(f"{param}: {error}", param=param) from None
+    return {"lark_grammar": value}
+
+
+def is_gbnf(constraint: Constraint) -> bool:
+    """Whether a constraint is a grammar in llama.cpp's notation, which `answer_grammar` does not take."""
+    return constraint.kind == "grammar" and isinstance(constraint.value, str) and "::=" in constraint.value
 
 
 def arguments_of(tool: CalledTool) -> Constraint:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rekindle.errors import BadRequest, Cancelled
 from rekindle.text.constraints.compiling import MOST_STEP_S, TOO_COMPLEX, Compiler, Words
-from rekindle.text.constraints.grammar import MOST_CHARS, ReplyGrammar, answer_grammar, arguments_of
+from rekindle.text.constraints.grammar import MOST_CHARS, ReplyGrammar, answer_grammar, arguments_of, is_gbnf
 from rekindle.text.constraints.sandbox import Sandbox
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
 from rekindle.text.length import exceeds
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 128 << 20  # of grammars that stay compiled
 LEAST_BYTES = 64 << 10  # of one of them
+MOST_LARK_CHARS = 1 << 20  # of grammars that were written in another notation
 MOST_READY = 8 << 10  # characters and values of a constraint that may be looked up while others wait
 MOST_S = 1.0  # of processor time for the grammars of one request
 PART_S = 0.25  # for one of its parts, once it is known that they do not compile together
@@ -137,6 +138,8 @@ class ReplyConstraints:
         self._library: tuple[Compiler, Sandbox] | None = None
         self._compiled: OrderedDict[str, tuple[ReplyMatcher, int]] = OrderedDict()  # by `_key`, with bytes
         self._num_bytes = 0
+        self._lark: OrderedDict[str, str] = OrderedDict()  # by the same grammar in GBNF
+        self._lark_chars = 0
 
     def enforces(self, calls: Calls | None) -> bool:
         """Whether anything of these calls can be enforced in this model's format."""
@@ -147,6 +150,12 @@ class ReplyConstraints:
         tools = calls.tools if calls is not None else ()
         if exceeds([constraint and constraint.value, *(tool.schema for tool in tools)], MOST_READY):
             return False
+        if constraint is not None and is_gbnf(constraint):
+            with self._lock:
+                lark = self._lark.get(constraint.value)
+            if lark is None:
+                return False
+            constraint = replace(constraint, value=lark)
         try:
             grammar = self._whole(*_asked(constraint, calls), opening, calls)
         except BadRequest:
@@ -173,12 +182,15 @@ class ReplyConstraints:
         for each in (constraint, *map(arguments_of, calls.tools if calls is not None else ())):
             if each is not None and exceeds([each.value], MOST_CHARS):
                 raise _refusal(f"it is larger than {MOST_CHARS:,} characters", each.param)
+        budget = _Budget(is_wanted)
+        if constraint is not None and is_gbnf(constraint):
+            constraint = self._in_lark(constraint, budget)
         grammar = self._whole(*_asked(constraint, calls), opening, calls)
         with self._lock:
             known = self._compiled.get(_key(grammar, calls))
             if known is not None:
                 self._compiled.move_to_end(_key(grammar, calls))
-        made = known[0] if known is not None else self._made(grammar, constraint, opening, calls, is_wanted)
+        made = known[0] if known is not None else self._made(grammar, constraint, opening, calls, budget)
         return made.copy(param)
 
     def _made(
@@ -187,10 +199,10 @@ class ReplyConstraints:
         constraint: Constraint | None,
         opening: str,
         calls: Calls | None,
-        is_wanted: Callable[[], bool],
+        budget: _Budget,
     ) -> ReplyMatcher:
         """Compile the grammar of a reply, or one with what of it can be enforced, and keep it."""
-        budget, possible = _Budget(is_wanted), grammar
+        possible = grammar
         error, num_bytes = self._tried(grammar, budget, MOST_S / 2)
         if error:
             answer = None if constraint is None else self._possible(constraint, budget)
@@ -203,6 +215,25 @@ class ReplyConstraints:
         made = ReplyMatcher(compiler.compiled(possible), self._encoder.vocabulary.size)
         self._keep(_key(grammar, calls), made, max(LEAST_BYTES, num_bytes) + len(grammar))
         return made
+
+    def _in_lark(self, constraint: Constraint, budget: _Budget) -> Constraint:
+        """Return a grammar in GBNF in Lark's notation: the library's translator takes time for the square of its rules,
+        and fails on some texts in ways of its own, so the sandbox runs it."""
+        with self._lock:
+            known = self._lark.get(constraint.value)
+        if known is None:
+            _, sandbox = self._opened()
+            tried = sandbox.tried({"gbnf": constraint.value}, seconds=budget.take(MOST_S / 2))
+            budget.seconds -= tried.seconds
+            if tried.error:
+                raise _refusal(tried.error, constraint.param)
+            known = tried.lark
+            with self._lock:
+                self._lark_chars += len(known) + len(constraint.value) if constraint.value not in self._lark else 0
+                self._lark[constraint.value] = known
+                while self._lark_chars > MOST_LARK_CHARS:
+                    self._lark_chars -= sum(map(len, self._lark.popitem(last=False)))
+        return replace(constraint, value=known)
 
     def _keep(self, key: str, made: ReplyMatcher, num_bytes: int) -> None:
         with self._lock:
@@ -223,6 +254,7 @@ class ReplyConstraints:
         with self._lock:
             assert self._num_bytes == sum(num for _, num in self._compiled.values()), f"{self._num_bytes} bytes"
             assert self._num_bytes <= self._most_bytes, f"{self._num_bytes} bytes are kept"
+            assert self._lark_chars == sum(map(len, (*self._lark, *self._lark.values()))) <= MOST_LARK_CHARS
 
     def _check(self, tool: CalledTool) -> None:
         """Raise BadRequest for a strict tool whose schema says more than this format can enforce."""

@@ -26,12 +26,14 @@ MOST_PROCESSES = 2  # of less than half a gigabyte each
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a trial found: an `error` (empty: none) at `path` of a schema, bytes that compiling took, processor time."""
+    """What a trial found: an `error` (empty: none) at `path` of a schema, bytes that compiling took, processor time;
+    a grammar in Lark's notation."""
 
     error: str
     path: str
     num_bytes: int
     seconds: float
+    lark: str = ""
 
 
 class Sandbox:
@@ -46,7 +48,8 @@ class Sandbox:
         self._is_closed = False
 
     def tried(self, job: dict[str, Any], *, seconds: float) -> Tried:
-        """Return how a `grammar` compiles, or where a `schema` is at fault, within `seconds` of processor time.
+        """Return how a `grammar` compiles, where a `schema` is at fault, or what `gbnf` is in Lark's notation, within
+        `seconds` of processor time.
 
         What takes longer has the error `TOO_COMPLEX`, without a path. RequestFailed if there is no process to try it.
         """

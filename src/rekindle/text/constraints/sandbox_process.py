@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llguidance import gbnf_to_lark
+
 from rekindle.text.constraints.compiling import Compiler, Words, impossible
 from rekindle.text.constraints.schema import fault, schema_grammar
 
@@ -87,6 +89,9 @@ def _bound(seconds: float) -> None:
 
 
 def _answer(compiler: Compiler, job: Mapping[str, Any]) -> dict[str, Any]:
+    if "gbnf" in job:
+        error, lark = _translated(job["gbnf"])
+        return {"error": error, "path": "", "num_bytes": 0, "seconds": time.process_time(), "lark": lark}
     if "schema" in job:
         path, error = fault(job["schema"], lambda schema: compiler.fault(schema_grammar(schema)))
         return {"error": error, "path": path, "num_bytes": 0, "seconds": time.process_time()}
@@ -94,6 +99,17 @@ def _answer(compiler: Compiler, job: Mapping[str, Any]) -> dict[str, Any]:
     matcher = compiler.compiled(job["grammar"])
     error = impossible(job["grammar"]) or compiler.walk(matcher)
     return {"error": error, "path": "", "num_bytes": _own_bytes() - before, "seconds": time.process_time()}
+
+
+def _translated(gbnf: str) -> tuple[str, str]:
+    """Return what is wrong with a grammar in GBNF, or that grammar in Lark's notation."""
+    try:
+        return "", gbnf_to_lark.gbnf_to_lark(gbnf)
+    except gbnf_to_lark.GbnfToLarkError as error:
+        return str(error), ""
+    except Exception as error:
+        # Border: a translator of somebody else's, which raises whatever Python does, as IndexError at an open text.
+        return f"it cannot be read as GBNF: {error}", ""
 
 
 def _own_bytes() -> int:
