@@ -22,8 +22,8 @@ from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.server.app import App, create_app
 from rekindle.server.info import ADMIN
+from rekindle.server.listening import open_listeners
 from rekindle.server.observers.log import logging_to
-from rekindle.server.running import open_listeners
 
 CHECK_S = 5.0  # between health checks, with each of which a replica says where it listens
 

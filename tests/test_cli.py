@@ -164,7 +164,7 @@ def test_a_taken_port_is_noticed_before_the_model_is_looked_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         result = run("serve", "--port", port, "--model", "/no/such/model")
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     first, error = result.output.splitlines()
     assert first == "loading /no/such/model"
     assert error.startswith(f"rekindle: cannot listen on 127.0.0.1:{port}: another program has this port")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rekindle.errors import ModelRefused as ModelRefused
     from rekindle.errors import NotFound as NotFound
     from rekindle.errors import Overloaded as Overloaded
+    from rekindle.errors import PortTaken as PortTaken
     from rekindle.errors import PromptTooLong as PromptTooLong
     from rekindle.errors import PurgeUnproved as PurgeUnproved
     from rekindle.errors import QuotaExceeded as QuotaExceeded
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from rekindle.text.constraints.types import Constraint as Constraint
 
 __version__ = "0.1.0"
-_ERRORS = """BackendFailed BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded PromptTooLong
-    PurgeUnproved QuotaExceeded RekindleError RequestFailed StoreError StoreLocked StoreRefused Timeout Unavailable"""
+_ERRORS = """BackendFailed BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded
+    PortTaken PromptTooLong PurgeUnproved QuotaExceeded RekindleError RequestFailed StoreError StoreLocked
+    StoreRefused Timeout Unavailable"""
 LAZY = {
     "Agent": "rekindle.engine.agent",
     "ChatResult": "rekindle.engine.types",

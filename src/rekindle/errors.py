@@ -7,6 +7,7 @@
     │   ├── Conflict          409: not now, something else is under way
     │   └── QuotaExceeded     400: the tenant's quota is used up; says what to delete
     ├── ConfigError           the operator's: a flag, variable or file
+    │   └── PortTaken         another program listens there
     ├── ModelRefused          the model cannot be served; says why and what would fit
     ├── StoreError            the directory's
     │   ├── StoreLocked       another process holds it
@@ -81,6 +82,10 @@ class QuotaExceeded(BadRequest):
 
 class ConfigError(RekindleError):
     """A setting is unknown, malformed or contradicts another."""
+
+
+class PortTaken(ConfigError):
+    """Another program listens on the port."""
 
 
 class ModelRefused(RekindleError):

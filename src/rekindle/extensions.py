@@ -2,8 +2,8 @@
 
     rekindle.commands    function of the command line's `typer.Typer`: adds commands
     rekindle.server      function of a `server.extension.Context`: returns an `Extension` with its routes
-    rekindle.front       function of `Settings` and a `clock`: returns the `Components` of an engine for which another
-                         server computes
+    rekindle.front       function of `Settings`, a `clock` and `before_store` (see `Engine`): returns the `Components`
+                         of an engine for which another server computes
     rekindle.models      function of `Settings` and of what takes the banner: serves several models until a signal, and
                          returns its number
     rekindle.forget      function of a file of sessions, a namespace and an agent: deletes what is kept of it there

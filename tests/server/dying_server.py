@@ -6,7 +6,8 @@ import sys
 import threading
 
 from rekindle import Engine
-from rekindle.server.running import open_listeners
+from rekindle.server.handover import Handover
+from rekindle.server.listening import open_listeners
 from rekindle.server.serve import run_server
 from tests.engine.dying import died, poison
 from tests.given import settings_of
@@ -31,7 +32,7 @@ def main() -> None:
         def ready(banner: str) -> None:
             print(port, flush=True)
 
-        run_server(engine, settings, ready, listeners=listeners)
+        run_server(engine, settings, ready, handover=Handover(listeners))
     print("closed", flush=True)
 
 

@@ -149,7 +149,11 @@ def test_the_unit_writes_where_the_settings_say() -> None:
         env=variables((DEPLOY / "keys.env.example").read_text()), config_path=DEPLOY / "rekindle.toml"
     )
     assert settings.store.dir == Path("/var/lib") / service["StateDirectory"] / "store"
-    assert float(service["TimeoutStopSec"]) > settings.server.stop_s
+    assert float(service["TimeoutStopSec"]) > max(settings.server.stop_s, settings.server.drain_s)
+    assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -USR2 $MAINPID")
+    port = Unit(strict=False, interpolation=None)
+    port.read(DEPLOY / "rekindle.socket")
+    assert port["Socket"]["ListenStream"] == f"127.0.0.1:{settings.server.port}"
     assert "MemoryDenyWriteExecute" not in service
 
 

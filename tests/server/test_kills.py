@@ -19,7 +19,8 @@ from rekindle import Engine
 from rekindle.config import Settings
 from rekindle.errors import RequestFailed
 from rekindle.harness.client import Client, free_port
-from rekindle.server.running import open_listeners
+from rekindle.server.handover import Handover
+from rekindle.server.listening import open_listeners
 from rekindle.server.serve import run_server
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
@@ -41,7 +42,7 @@ def serve(store: Path, port: int) -> None:
     settings = settings_of(store, port)
     listeners = open_listeners(settings.server)
     with proved(Engine(settings)) as engine:
-        run_server(engine, settings, lambda banner: None, listeners=listeners)
+        run_server(engine, settings, lambda banner: None, handover=Handover(listeners))
 
 
 def talk(client: Client, agent: str, seed: int, durable: dict[str, History], first: threading.Event) -> None:

@@ -24,7 +24,8 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import Settings
-from rekindle.server.running import open_listeners
+from rekindle.server.handover import Handover
+from rekindle.server.listening import open_listeners
 from rekindle.server.serve import run_server
 from tests.forks import forking
 from tests.proofs import proved
@@ -51,7 +52,7 @@ def serve(model: Path, store: Path, pipe: Connection) -> None:
     listeners = open_listeners(settings.server)
     port = listeners[0].getsockname()[1]
     with proved(Engine(settings)) as engine:
-        run_server(engine, settings, lambda banner: pipe.send(port), listeners=listeners)
+        run_server(engine, settings, lambda banner: pipe.send(port), handover=Handover(listeners))
 
 
 @dataclass(frozen=True)

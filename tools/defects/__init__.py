@@ -22,6 +22,7 @@ from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
 from tools.defects.page import PAGE
 from tools.defects.pictures import PICTURES
+from tools.defects.operating import OPERATING
 from tools.defects.quantised import QUANTISED
 from tools.defects.receipts import RECEIPTS
 from tools.defects.replicas import REPLICAS
@@ -42,6 +43,7 @@ MUTANTS = (
     *DRAWN,
     *LAUNCHED,
     *SERVING,
+    *OPERATING,
     *KERNELS,
     *LAYERS,
     *MAPPED,

@@ -1,7 +1,8 @@
 """The outermost border of the command line: every error becomes one line and an exit code, never a traceback.
 
     0    done            2    for the caller to change: a setting, a request, a model, a directory, a missing package
-    1    it failed       130  ctrl-C        141  the reader of the output is gone
+    1    it failed       3    the port is taken, by another program
+                         130  ctrl-C        141  the reader of the output is gone
 
 `REKINDLE_DEBUG=1` shows the traceback of a defect of ours; the engine then checks itself when idle, too. Needs nothing
 but Python.
@@ -19,13 +20,14 @@ from rekindle.errors import (
     BadRequest,
     ConfigError,
     ModelRefused,
+    PortTaken,
     RekindleError,
     StoreError,
     StoreLocked,
     StoreRefused,
 )
 
-FAILED, REFUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
+FAILED, REFUSED, TAKEN, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 DEBUG = "REKINDLE_DEBUG"
 _COMMAND_LINE = ("typer", "click")  # their exceptions are usage errors and exits, which they show themselves
 _EXTRAS = {"matplotlib": "bench"}
@@ -61,6 +63,8 @@ def code_of(run: Callable[[], int]) -> int:
     try:
         with interrupts():
             return run()
+    except PortTaken as error:
+        return _say(TAKEN, str(error))
     except (ConfigError, ModelRefused, BadRequest) as error:
         return _say(REFUSED, str(error))
     except (StoreLocked, StoreRefused) as error:  # temporary: the same command may work later

@@ -6,7 +6,8 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -79,21 +80,23 @@ def _serve(settings: Settings) -> tuple[int | None, Settings]:
                 typer.echo(_loading(settings))
             from rekindle.engine.api import Engine
             from rekindle.server.descriptors import raise_limit
+            from rekindle.server.handover import Handover
             from rekindle.server.recording import check_record
-            from rekindle.server.running import open_listeners
             from rekindle.server.serve import run_server
 
             raise_limit()
             stack.enter_context(_switching_often())
             settings.server.namespaces()  # a file of keys that cannot be read is said before anything is loaded
-            listeners = open_listeners(settings.server)
+            handover = stack.enter_context(closing(Handover.of_process(settings.server)))
+            if handover.slot is not None:
+                settings = replace(settings, store=replace(settings.store, slot=handover.slot))
             if settings.server.record is not None:
                 check_record(settings.server.record)
             stack.enter_context(_signals_as_before())
             freeze()
-            engine = stack.enter_context(Engine(settings))
+            engine = stack.enter_context(Engine(settings, before_store=handover.wait))
             stack.callback(_save_undisturbed)
-        return run_server(engine, settings, typer.echo, listeners=listeners), engine.settings
+        return run_server(engine, settings, typer.echo, handover=handover), engine.settings
 
 
 def _loading(settings: Settings) -> str:

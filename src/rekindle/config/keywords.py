@@ -71,6 +71,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     max_connections_per_address: int | None
     read_timeout_s: float
     stop_s: float
+    drain_s: float
     record: str | Path | None
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]

@@ -68,6 +68,12 @@ class ServerSettings:
         30.0, "longest wait for a request's head, and for more of its body", bounds=above(0)
     )
     stop_s: float = setting(5.0, "how long a stop waits for running answers", bounds=at_least(0))
+    drain_s: float = setting(
+        60.0,
+        "how long a restart that hands the port over waits for running answers; new requests wait meanwhile",
+        detail="See [operating.md](operating.md#a-restart-that-refuses-nothing).",
+        bounds=at_least(0),
+    )
     record: Path | None = setting(
         None,
         "write every request to this file or directory, to replay the day",

@@ -67,6 +67,8 @@ class Engine:
 
     Settings come as one value, or as keyword arguments, each named as in files: ConfigError for an unknown or invalid
     one; once started, `settings` name the device and the slot that `auto` chose. `clock` gives chat templates the date.
+    `before_store` is called before the store is opened, where possible once the model is loaded, and may wait until
+    another process has closed it.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Engine:
         settings: Settings | None = None,
         *,
         clock: Callable[[], datetime] = datetime.now,
+        before_store: Callable[[], None] = lambda: None,
         **keywords: Unpack[SettingsKeywords],
     ) -> None:
         if settings is not None and keywords:
             raise ConfigError(f"give Settings or keyword arguments, not both: {', '.join(keywords)}")
         self._given = self.settings = Settings.load(keywords) if settings is None else settings
         self._clock = clock
+        self._before_store = before_store
         self._parts: Components | None = None
 
     @classmethod
@@ -99,9 +103,9 @@ class Engine:
         if self._given.backend.address is None:
             from rekindle.engine.factory import assemble  # seconds of transformers, which a front does without
 
-            parts = assemble(self._given, clock=self._clock)
+            parts = assemble(self._given, clock=self._clock, before_store=self._before_store)
         else:
-            parts = _front()(self._given, clock=self._clock)
+            parts = _front()(self._given, clock=self._clock, before_store=self._before_store)
         parts.start()
         model = replace(self._given.model, device=parts.device)
         self.settings = replace(self._given, model=model, store=parts.store_settings)

@@ -28,8 +28,10 @@ from rekindle.text.replies import find_reply_ends
 SCORED_BYTES = 64 << 20  # of logits in a step for scores of prompts: 110 rows of a vocabulary of 150,000
 
 
-def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
-    """Load and verify the model, open the store, connect the components; all or nothing."""
+def assemble(
+    settings: Settings, *, clock: Callable[[], datetime] = datetime.now, before_store: Callable[[], None] = lambda: None
+) -> Components:
+    """Load and verify the model, call `before_store`, open the store, connect the components; all or nothing."""
     started = {"imports": time.time()}
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     place = choose_device(settings.model)
@@ -70,6 +72,7 @@ def assemble(settings: Settings, *, clock: Callable[[], datetime] = datetime.now
         see=None if loaded.vision is None else loaded.vision.see,
         read_records=record_reader(settings.model.kernels),
     )
+    before_store()
     try:
         return Builder(settings, computing, started, use_store=use_store).components
     finally:

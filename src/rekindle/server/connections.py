@@ -12,7 +12,7 @@ import asyncio
 import ipaddress
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Literal, Protocol
@@ -29,6 +29,8 @@ from rekindle.server.observers.log import write_unread
 
 LINGER_S = 1.0  # how long a refused connection stays open, so that its answer is not lost
 MAX_LINGERING = 64  # refused connections open at a time
+DRAIN_IDLE_S = 2  # how long a connection without a request stays open while the process is drained
+CLOSE = (b"connection", b"close")
 NO_HEADERS: Mapping[str, str] = {}
 UNREADABLE = Problem(400, "invalid_request_error", "Invalid HTTP request received.")  # in uvicorn's words
 WEB_SOCKETS = ("Unsupported upgrade request", "No supported WebSocket library")  # not supported here
@@ -170,6 +172,14 @@ class ConnectionConfig(uvicorn.Config):
         most, of_address = settings.max_connections, settings.max_connections_per_address
         self.places = Places(most, of_address=of_address or -(-most // 2), of_this_machine=of_address)
         self.num_refused = 0  # refused connections still open
+        self.is_draining = False
+
+    def drain(self, connections: Iterable[Any]) -> None:
+        """Close these connections, and those that were just accepted, by their next answer, or once they are idle."""
+        self.is_draining = True
+        for connection in connections:
+            assert isinstance(connection, BoundedProtocol), connection
+            connection.drain()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -206,6 +216,8 @@ class BoundedProtocol(H11Protocol):
         verdict = self.config.places.enter(self, self.client[0] if self.client else "")
         if verdict == "taken":
             self._wait_for_head()
+            if self.config.is_draining:
+                self.drain()
         else:
             self._refuse(FULL if verdict == "full" else FULL_FOR_ADDRESS)
 
@@ -218,6 +230,8 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not cycle:
             self._has_begun = True
             self._stop_waiting()
+            if self.config.is_draining:
+                self.drain()
         elif self._head_timer is None and cycle.response_complete:
             self._wait_for_head()
         self._keep_place()
@@ -229,6 +243,25 @@ class BoundedProtocol(H11Protocol):
         """Wait for the next request, or start it if it is already here."""
         super().on_response_complete()
         self._keep_place()
+
+    def drain(self) -> None:
+        """Close by the next answer that begins, which says so, or once nothing has come for a moment.
+
+        An answer that has begun promised an open connection, and its client may send at once: so it stays open then.
+        """
+        self.timeout_keep_alive = DRAIN_IDLE_S
+        if not self._has_begun:
+            self._stop_waiting()
+            self._head_timer = self.loop.call_later(DRAIN_IDLE_S, self._too_slow)
+        elif self.cycle.response_complete:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(DRAIN_IDLE_S, self.timeout_keep_alive_handler)
+        elif not self.cycle.response_started:
+            headers = self.cycle.scope["headers"]
+            self.cycle.scope["headers"] = [
+                *headers,
+                CLOSE,
+            ]  # as if the client had asked: uvicorn answers in kind
 
     def _is_answering(self) -> bool:
         """Whether a request is complete and its answer is not."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import textwrap
 from collections.abc import Callable
 from contextlib import closing
@@ -13,6 +12,7 @@ from rekindle.engine.api import Engine
 from rekindle.model.checkpoint import Source
 from rekindle.pocket import ABOUT, is_pocket
 from rekindle.server.app import create_app
+from rekindle.server.handover import Handover
 from rekindle.server.running import run_application
 from rekindle.spec import ModelFacts
 from rekindle.store.files.shards import SHARD_BYTES
@@ -91,17 +91,16 @@ def _store_files(engine: Engine) -> int:
     return 0 if store is None else store["disk_bytes"] // SHARD_BYTES + len(engine.spec.layout.parts)
 
 
-def run_server(
-    engine: Engine, settings: Settings, say: Callable[[str], None], *, listeners: list[socket.socket]
-) -> int | None:
-    """Serve a started engine until a signal, and return it; None if something else stopped the server.
+def run_server(engine: Engine, settings: Settings, say: Callable[[str], None], *, handover: Handover) -> int | None:
+    """Serve a started engine until a signal, and return it; None as in `run_application`.
 
-    `say` gets the banner once requests are answered. Closes `listeners`.
+    `say` gets the banner once requests are answered. Closes the listeners of `handover`.
     """
     return run_application(
         lambda server: closing(create_app(engine, server, model=settings.model.model)),
         settings.server,
         lambda url: say(banner(engine, settings, url)),
-        listeners=listeners,
+        handover=handover,
+        slot=engine.settings.store.slot,
         store_files=_store_files(engine),
     )

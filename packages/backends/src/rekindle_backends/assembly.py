@@ -58,9 +58,15 @@ NUM_BLOCKS = 1 << 15  # texts of 2 million tokens that are not durable yet, in 8
 TEXT_VERSION = 1
 
 
-def assemble_front(settings: Settings, *, clock: Callable[[], datetime] = datetime.now) -> Components:
-    """Read the model's small files, ask the backend what it serves, open the store; all or nothing."""
+def assemble_front(
+    settings: Settings, *, clock: Callable[[], datetime] = datetime.now, before_store: Callable[[], None] = lambda: None
+) -> Components:
+    """Read the model's small files, ask the backend what it serves, open the store; all or nothing.
+
+    `before_store` is called first: a backend of our own, and its slots, are one process's at a time, as the store is.
+    """
     started = {"imports": time.time()}
+    before_store()
     _check_settings(settings)
     use_store = settings.store.enabled and settings.cache.reuse == "on"
     check_places(settings, use_store=use_store)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from rekindle.config import ServerSettings, Settings, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.server.descriptors import raise_limit
-from rekindle.server.running import open_listeners, run_application
+from rekindle.server.handover import Handover
+from rekindle.server.running import run_application
 from rekindle_models.app import Host
 from rekindle_models.named import Models
 
@@ -22,15 +23,17 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int | None:
         raise ConfigError("key_file: a server of several models reads none: list keys in REKINDLE_API_KEYS")
     models = Models.read(settings)
     raise_limit()
-    listeners = open_listeners(settings.server)
+    handover = Handover.of_process(settings.server)
 
     @contextmanager
     def made(server: ServerSettings) -> Iterator[Host]:
+        handover.wait()  # its models' processes have the stores that ours will open
         yield Host(settings, models)
 
-    stopped_by = run_application(
-        made, settings.server, lambda url: say(banner(models, settings, url)), listeners=listeners
-    )
+    with closing(handover):
+        stopped_by = run_application(
+            made, settings.server, lambda url: say(banner(models, settings, url)), handover=handover
+        )
     say("stopped: all models have saved what they had")
     return stopped_by
 

@@ -79,13 +79,17 @@ class ShutdownGate:
         self._closed = asyncio.Event()
         self._cut = asyncio.Event()
 
+    def drain(self) -> None:
+        """End streams that only watch; all else goes on."""
+        self._closed.set()
+
     def close(self) -> None:
         """Refuse new requests; those in progress continue, except streams that only watch."""
         self.is_closed = True
         self._closed.set()
 
     async def closed(self) -> None:
-        """Wait until the gate is closed: streams that only watch end then."""
+        """Wait until the gate is closed or drained: streams that only watch end then."""
         await self._closed.wait()
 
     def cut(self) -> None:

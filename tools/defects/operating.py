@@ -1,0 +1,43 @@
+"""Defects of running it for others: restarts that hand over, what a tenant may use, what is reported of requests."""
+
+from __future__ import annotations
+
+from tools.defects.mutant import Mutant, one
+
+HANDOVER, CONNECTIONS = "server/handover.py", "server/connections.py"
+ROLLING = "tests/server/test_handover.py::test_a_rolling_restart_under_load_refuses_breaks_and_changes_nothing"
+SOCKETS = "tests/server/test_handover.py::test_sockets_that_others_reach_need_a_key_and_what_does_not_listen_is_refused"
+
+OPERATING: tuple[Mutant, ...] = (
+    one("a next process that failed ends this one", HANDOVER, "if has_loaded:", "if True:", ROLLING),
+    one("the next process opens the store at once", "engine/factory.py", "    before_store()\n", "", ROLLING),
+    one(
+        "the next process in a slot of its own",
+        "cli/serving.py",
+        "if handover.slot is not None:",
+        "if False:",
+        ROLLING,
+    ),
+    one(
+        "kept connections cut at a handover",
+        "server/running.py",
+        "        if self._handover.is_lasting:\n            await self._drain()\n",
+        "",
+        ROLLING,
+    ),
+    one(
+        "an answer that does not say that its connection closes",
+        CONNECTIONS,
+        'self.cycle.scope["headers"] = [*headers, CLOSE]',
+        "self.cycle.keep_alive = False",
+        ROLLING,
+    ),
+    one("systemd keeps the old process", HANDOVER, '            notify(f"MAINPID={self._next.pid}")\n', "", ROLLING),
+    one(
+        "a socket of systemd's that anybody reaches without a key",
+        "server/listening.py",
+        "if not (settings.open or settings.needs_key or is_loopback(host)):",
+        "if False:",
+        SOCKETS,
+    ),
+)
