@@ -43,6 +43,7 @@ def known(served: Served) -> Known:
     for figure in (*STORE, *TIER):
         name = f"rekindle_{figure.name}{'_total' if figure.kind == 'counter' else ''}"
         found.setdefault(name, set(OF_SCRAPES)).update(() if figure.label is None else figure.label[:1])
+    found["rekindle_tokens_per_day"] = {*OF_SCRAPES, "namespace", "kind"}  # with a limit
     return found
 
 

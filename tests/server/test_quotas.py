@@ -1,4 +1,4 @@
-"""What one tenant keeps takes no room from another: sessions, responses, pins, over HTTP."""
+"""What one tenant keeps and uses takes nothing from another: sessions, responses, pins, tokens of a day, over HTTP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from rekindle import Engine
 from rekindle.config import MiB, ServerSettings, Settings
 from rekindle.server.gate.limits import MEMORY_BYTES, kept_bytes
+from rekindle.server.gate.quotas import DAY_S, USAGE_FILE, Quotas, Tokens
 from rekindle.server.responses.stored import MAX_BYTES
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
@@ -96,3 +97,59 @@ def test_a_pin_beyond_the_tenants_part_is_refused_and_others_can_pin(served: Ser
     assert served.send("POST", "/v1/agents/mine/pin", key="key-b").status == 200
     assert served.send("DELETE", "/v1/agents/a0/pin", key="key-a").status == 200
     assert served.send("POST", f"/v1/agents/a{len(answers) - 1}/pin", key="key-a").status == 200
+
+
+def test_tokens_of_a_day_run_out_for_their_namespace_alone_and_over_restarts(served: Served) -> None:
+    settings = ServerSettings(
+        api_keys=TENANTS.api_keys, generated_tokens_per_day=10, computed_tokens_per_day=10**6, admin_key="root"
+    )
+    file = served.engine.settings.store.own_directory() / USAGE_FILE
+    file.unlink(missing_ok=True)
+    short = {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 4}
+    with serving(served.engine, settings) as running:
+        first = running.chat("Say it.", key="key-a", ignore_eos=True)
+        assert [first.headers[f"x-ratelimit-{name}-tokens"] for name in ("limit", "remaining")] == ["10", "10"]
+        streamed = running.chat("Say it.", key="key-a", ignore_eos=True, stream=True)
+        assert streamed.headers["x-ratelimit-remaining-tokens"] == "6"
+        over = running.chat("Say it.", key="key-a", ignore_eos=True)  # what has begun ends
+        assert (over.status, over.headers["x-ratelimit-remaining-tokens"]) == (200, "2")
+        refused = running.chat("Say it.", key="key-a")
+        assert refused.status == 429 and refused.error["code"] == "rate_limit_exceeded"
+        assert "namespace 'a' has used 12 of the 10 tokens of replies" in refused.error["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= DAY_S
+        messages = running.send("POST", "/v1/messages", short, key="key-a")
+        assert messages.status == 429 and messages.json["error"]["type"] == "rate_limit_error"
+        assert messages.headers["anthropic-ratelimit-output-tokens-remaining"] == "0"
+        assert int(messages.headers["anthropic-ratelimit-input-tokens-remaining"]) < 10**6
+        assert messages.headers["anthropic-ratelimit-output-tokens-reset"].endswith("T00:00:00Z")
+        assert running.send("POST", "/v1/messages/count_tokens", short, key="key-a").status == 200
+        assert running.send("POST", "/api/chat", {**short, "model": "pocket"}, key="key-a").status == 429
+        assert running.send("GET", "/v1/agents", key="key-a").status == 200
+        assert running.chat("Say it.", key="key-b", ignore_eos=True).status == 200
+        figures = running.send("GET", "/metrics", key="root").body.decode()
+        assert 'rekindle_tokens_used_today{kind="generated",namespace="a"} 12.0' in figures
+        assert 'rekindle_tokens_per_day{kind="generated",namespace="a"} 10.0' in figures
+    with serving(served.engine, settings) as again:
+        assert again.chat("Say it.", key="key-a").status == 429
+    file.write_text("{")
+    with serving(served.engine, settings) as anew:
+        assert anew.chat("Say it.", key="key-a").status == 200
+    assert file.with_name(f"{USAGE_FILE}.damaged").exists()
+
+
+def test_a_day_ends_at_midnight(tmp_path: Path) -> None:
+    now = 20_000.75 * DAY_S
+    limits = {"a": Tokens(computed=100), "b": Tokens()}
+    quotas = Quotas(limits.__getitem__, tmp_path / USAGE_FILE, clock=lambda: now)
+    quotas.spend("a", computed=100, generated=7)
+    quotas.spend("b", computed=100, generated=7)
+    assert quotas.headers("b", "openai") == {} and quotas.problem("b") is None
+    assert quotas.headers("a", "openai")["x-ratelimit-reset-tokens"] == "6h0m0s"
+    problem = quotas.problem("a")
+    assert problem is not None and problem.retry_after_s == DAY_S / 4
+    quotas.start()
+    quotas.close()
+    now += DAY_S / 4
+    after = Quotas(lambda _: Tokens(computed=100), tmp_path / USAGE_FILE, clock=lambda: now)
+    for each in (quotas, after):
+        assert each.problem("a") is None and each.used() == {}

@@ -20,9 +20,9 @@ from tools.defects.llama import LLAMA
 from tools.defects.mapped import MAPPED
 from tools.defects.mixtures import MIXTURES
 from tools.defects.ollama import OLLAMA
+from tools.defects.operating import OPERATING
 from tools.defects.page import PAGE
 from tools.defects.pictures import PICTURES
-from tools.defects.operating import OPERATING
 from tools.defects.quantised import QUANTISED
 from tools.defects.receipts import RECEIPTS
 from tools.defects.replicas import REPLICAS

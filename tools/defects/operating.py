@@ -8,6 +8,9 @@ HANDOVER, CONNECTIONS = "server/handover.py", "server/connections.py"
 ROLLING = "tests/server/test_handover.py::test_a_rolling_restart_under_load_refuses_breaks_and_changes_nothing"
 SOCKETS = "tests/server/test_handover.py::test_sockets_that_others_reach_need_a_key_and_what_does_not_listen_is_refused"
 
+QUOTAS, OF_QUOTAS = "server/gate/quotas.py", "tests/server/test_quotas.py"
+OF_DAY = f"{OF_QUOTAS}::test_tokens_of_a_day_run_out_for_their_namespace_alone_and_over_restarts"
+
 OPERATING: tuple[Mutant, ...] = (
     one("a next process that failed ends this one", HANDOVER, "if has_loaded:", "if True:", ROLLING),
     one("the next process opens the store at once", "engine/factory.py", "    before_store()\n", "", ROLLING),
@@ -39,5 +42,27 @@ OPERATING: tuple[Mutant, ...] = (
         "if not (settings.open or settings.needs_key or is_loopback(host)):",
         "if False:",
         SOCKETS,
+    ),
+    one(
+        "a day that never ends",
+        QUOTAS,
+        "        if self._counts.day != day:\n",
+        "        if False:\n",
+        f"{OF_QUOTAS}::test_a_day_ends_at_midnight",
+    ),
+    one("tokens of today forgotten by a stop", QUOTAS, "counts if counts.day == day else", "", OF_DAY),
+    one(
+        "tokens of all on one account",
+        QUOTAS,
+        "self._today().setdefault(namespace,",
+        'self._today().setdefault("a",',
+        OF_DAY,
+    ),
+    one(
+        "tokens that are counted and not limited",
+        "server/gate/tenants.py",
+        "if problem is None:\n            await self._app(scope, receive, send_with_rest",
+        "if True:\n            await self._app(scope, receive, send_with_rest",
+        OF_DAY,
     ),
 )

@@ -46,6 +46,8 @@ class NamespaceLimits:
     """What a namespace may ask for; None: what the settings say for all."""
 
     requests_per_minute: int | None = None
+    computed_tokens_per_day: int | None = None
+    generated_tokens_per_day: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

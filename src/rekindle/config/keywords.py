@@ -66,6 +66,8 @@ class SettingsWithoutModel(TypedDict, total=False):
     served_model_name: str | None
     strict: bool
     requests_per_minute: int | None
+    computed_tokens_per_day: int | None
+    generated_tokens_per_day: int | None
     max_body_bytes: int | str
     max_connections: int
     max_connections_per_address: int | None

@@ -53,6 +53,15 @@ class ServerSettings:
     requests_per_minute: int | None = setting(
         None, "requests of each key; more are refused with 429", unset="no limit", bounds=at_least(1)
     )
+    computed_tokens_per_day: int | None = setting(
+        None,
+        "tokens of prompts that are computed, not reused, for each namespace on a day (UTC); then 429",
+        unset="no limit",
+        bounds=at_least(1),
+    )
+    generated_tokens_per_day: int | None = setting(
+        None, "tokens of replies for each namespace on a day (UTC); then 429", unset="no limit", bounds=at_least(1)
+    )
     max_body_bytes: int = setting(32 * MiB, "largest request body", bounds=at_least(1))
     max_connections: int = setting(
         1024, "open connections; never more than the limit of open files allows", bounds=at_least(1)

@@ -32,7 +32,8 @@ from rekindle.server.extension import Context, Extension, extended
 from rekindle.server.gate.caller import Guard
 from rekindle.server.gate.keys import Keys
 from rekindle.server.gate.limits import FILES, Limits, ShutdownGate, kept_bytes
-from rekindle.server.gate.tenants import TenantRequests
+from rekindle.server.gate.quotas import USAGE_FILE, Quotas
+from rekindle.server.gate.tenants import TenantRequests, TokensPerDay
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.endings import Endings
@@ -43,6 +44,7 @@ from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
 from rekindle.server.observers.receipts import Receipts, identity_of
 from rekindle.server.observers.today import Today
+from rekindle.server.observers.usage import Usage, UsageCollector
 from rekindle.server.ollama.routes import catalogue_router, generating_routes, unmanaged_router
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
@@ -97,20 +99,20 @@ class RequestForms:
 
 class App(FastAPI):
     """The application, its keys, its shutdown gate, and what it closes: recorder, stored responses, ends of sessions,
-    extensions.
+    counts of tokens, extensions.
 
     Extensions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
     """
 
     def __init__(
         self,
-        gate: ShutdownGate,
         recorder: Recorder | None,
         responses: StoredResponses,
         endings: Endings,
         metrics: Metrics,
         *,
         keys: Keys,
+        quotas: Quotas,
         bound: PromptBound | None,
     ) -> None:
         super().__init__(
@@ -123,8 +125,9 @@ class App(FastAPI):
             lifespan=self._lifespan,
         )
         self.router.route_class = Route
-        self.gate = gate
+        self.gate = ShutdownGate()
         self.keys = keys
+        self.quotas = quotas
         self.workers = FairWorkers("bodies")
         self.bound = bound
         self.recorder = recorder
@@ -152,19 +155,21 @@ class App(FastAPI):
         return [event for extension in self.extensions for event in extension.events]
 
     def problems(self) -> tuple[str, ...]:
-        """What cannot be written or read, a sentence each."""
+        """Return what does not work of the server's own, a sentence each."""
         return (
             *self.keys.problems(),
+            *self.quotas.problems(),
             *(self.recorder.problems() if self.recorder else ()),
             *self.responses.problems(),
             *(problem for extension in self.extensions for problem in extension.state.problems()),
         )
 
     def close(self) -> None:
-        """Stop workers and ends of sessions, and write all pending responses and recorded requests."""
+        """Stop workers and ends of sessions, and write all pending responses, recorded requests and counts."""
         self.workers.stop()
         self.endings.close()
         self.responses.close()
+        self.quotas.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -178,10 +183,12 @@ def create_app(
     metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
     log, keys = RequestLog(), Keys(settings)
-    observers: list[Observer] = [metrics, history, today]
+    quotas = _open_quotas(engine, keys, clock)
+    metrics.registry.register(UsageCollector(quotas))
+    observers: list[Observer] = [metrics, history, today, Usage(quotas)]
     responses = _open_responses(engine, settings)
     endings = Endings(engine)
-    app = App(ShutdownGate(), recorder, responses, endings, metrics, keys=keys, bound=engine.encoder.bound)
+    app = App(recorder, responses, endings, metrics, keys=keys, quotas=quotas, bound=engine.encoder.bound)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
     receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
@@ -208,12 +215,17 @@ def create_app(
         app.include_router(router)
     for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
+    _add_gate(app, settings)
+    return app
+
+
+def _add_gate(app: App, settings: ServerSettings) -> None:
     # The middleware added last is the outermost.
     app.add_middleware(RequestForms)
-    app.add_middleware(Limits, settings=settings, gate=app.gate, keys=keys, files=FILES)
+    app.add_middleware(Limits, settings=settings, gate=app.gate, keys=app.keys, files=FILES)
+    app.add_middleware(TokensPerDay, quotas=app.quotas)
     app.add_middleware(TenantRequests, settings=settings)
-    app.add_middleware(Guard, settings=settings, keys=keys)
-    return app
+    app.add_middleware(Guard, settings=settings, keys=app.keys)
 
 
 def _add_generating(app: App, context: RouteContext) -> None:
@@ -236,6 +248,14 @@ def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses
     responses = StoredResponses(store.responses_path(), max_bytes=most, secret=store.secret)
     responses.start()
     return responses
+
+
+def _open_quotas(engine: Engine, keys: Keys, clock: Callable[[], float]) -> Quotas:
+    store = engine.settings.store
+    path = store.own_directory() / USAGE_FILE if store.enabled else None
+    quotas = Quotas(keys.tokens_per_day, path, clock=clock)
+    quotas.start()
+    return quotas
 
 
 def _recorder(settings: ServerSettings, model: str) -> Recorder | None:

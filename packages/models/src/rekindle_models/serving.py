@@ -19,8 +19,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> int | None:
 
     ConfigError or ModelRefused for what cannot be served as it is written.
     """
-    if settings.server.key_file is not None:
-        raise ConfigError("key_file: a server of several models reads none: list keys in REKINDLE_API_KEYS")
+    for name in ("key_file", "computed_tokens_per_day", "generated_tokens_per_day"):
+        if getattr(settings.server, name) is not None:
+            raise ConfigError(f"{name}: a server of several models has none: serve one model, or leave it out")
     models = Models.read(settings)
     raise_limit()
     handover = Handover.of_process(settings.server)

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from rekindle.config import DEFAULT_NAMESPACE, ServerSettings
 from rekindle.config.key_file import KeyFile, NamespaceLimits, digest_of
 from rekindle.errors import ConfigError
+from rekindle.server.gate.quotas import Tokens
 
 logger = logging.getLogger("rekindle.server")
 NO_LIMITS = NamespaceLimits()
@@ -76,6 +77,14 @@ class Keys:
         """Return how many requests a namespace may send a minute; None: any number."""
         own = self._file.limits.get(namespace, NO_LIMITS).requests_per_minute
         return own or self._settings.requests_per_minute
+
+    def tokens_per_day(self, namespace: str) -> Tokens:
+        """Return how many tokens a namespace may use on a day."""
+        own, of_all = self._file.limits.get(namespace, NO_LIMITS), self._settings
+        return Tokens(
+            own.computed_tokens_per_day or of_all.computed_tokens_per_day,
+            own.generated_tokens_per_day or of_all.generated_tokens_per_day,
+        )
 
     def reload(self) -> None:
         """Read the file again, if there is one; what is wrong with it is logged."""

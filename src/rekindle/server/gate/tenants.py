@@ -1,22 +1,30 @@
-"""What one tenant may ask for: requests a minute, and requests in progress at a time.
+"""What one tenant may ask for: requests a minute, requests in progress at a time, and replies within its tokens a day.
 
-Owns both counts. A tenant's slow readers and watchers could hold all connections otherwise, so with several tenants
-each may have half of them. A connection whose request head has not arrived has no tenant yet; `places` bounds those.
-Other modules bound what a request waits for, and how long.
+Owns the first two counts; `quotas` has the third. A tenant's slow readers and watchers could hold all connections
+otherwise, so with several tenants each may have half of them. A connection whose request head has not arrived has no
+tenant yet; `places` bounds those. Other modules bound what a request waits for, and how long.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.server.border import Problem
+from rekindle.server.border import Problem, dialect_of
 from rekindle.server.gate.caller import access_of
+from rekindle.server.gate.quotas import Quotas
+
+# Posts that have tokens computed or generated.
+COUNTED = re.compile(
+    r"/v1/(chat/completions|completions|responses|messages|agents/.+/prefill|coordination/.+)|/api/(chat|generate)"
+)
 
 
 @dataclass(slots=True)
@@ -86,3 +94,34 @@ class TenantRequests:
             await self._app(scope, receive, send)
         finally:
             self._under_way[access.namespace] -= 1
+
+
+class TokensPerDay:
+    """ASGI middleware inside the guard: answers 429 itself to a tenant that has used its tokens of today, and says in
+    the heads of other answers what was left when they began.
+    """
+
+    def __init__(self, app: ASGIApp, *, quotas: Quotas) -> None:
+        self._app = app
+        self._quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a post that wants tokens; pass others on."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not COUNTED.fullmatch(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        namespace, dialect = access_of(Request(scope)).namespace, dialect_of(scope)
+        left = self._quotas.headers(namespace, dialect)
+
+        async def send_with_rest(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message["headers"]))
+                headers.update(left)
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        problem = self._quotas.problem(namespace)
+        if problem is None:
+            await self._app(scope, receive, send_with_rest if left else send)
+        else:
+            await problem.response(scope)(scope, receive, send_with_rest)

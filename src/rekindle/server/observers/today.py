@@ -18,6 +18,7 @@ from typing import Any
 
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.observer import ReplyId
 from rekindle.text.messages import Message
 
 MINUTE_S, DAY_S = 60, 86400
@@ -172,7 +173,9 @@ class TodayWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Ignore deltas: the final report has everything."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
         """Count the request by the report of its first choice."""
         if not self._is_counted:
             self._is_counted = True
