@@ -258,10 +258,8 @@ class BoundedProtocol(H11Protocol):
             self.timeout_keep_alive_task = self.loop.call_later(DRAIN_IDLE_S, self.timeout_keep_alive_handler)
         elif not self.cycle.response_started:
             headers = self.cycle.scope["headers"]
-            self.cycle.scope["headers"] = [
-                *headers,
-                CLOSE,
-            ]  # as if the client had asked: uvicorn answers in kind
+            # As if the client had asked: uvicorn answers in kind.
+            self.cycle.scope["headers"] = [*headers, CLOSE]
 
     def _is_answering(self) -> bool:
         """Whether a request is complete and its answer is not."""
