@@ -28,6 +28,7 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import IdleWork
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
+from rekindle.engine.core.restore_checks import RestoreChecks
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.factory import chunk_multiple
@@ -101,6 +102,8 @@ class Rig:
     max_draft: int = 0
     draft_costs: StepCosts = field(default_factory=lambda: FixedCosts(base_s=0.01, row_s=0.0, row_context_s=0.0))
     report_load: Callable[[Load, int], None] | None = None
+    checked: int = 0  # one of how many restored blocks is computed again
+    computed_by: int = 1  # what computes, as the store knows it
     window_slots: int | None = None  # of each window; none: one for every block
     turns: list[FinishedTurn] = field(default_factory=list)
     arena_type: type[KVArena] = KVArena
@@ -128,6 +131,7 @@ class Rig:
                 settings=settings,
                 fs=self.fs,
                 read_records=record_reader("auto") if self.fs is None else None,
+                computed_by=self.computed_by,
             )
             self.store.start()
         self.cache = PrefixCache(
@@ -146,6 +150,13 @@ class Rig:
             runner=self.runner,
             cache=self.cache,
             scheduler=self.scheduler,
+            checks=RestoreChecks(
+                cache=self.cache,
+                scheduler=self.scheduler,
+                runner=self.runner,
+                store=self.store,
+                one_in=self.checked,
+            ),
             speculation=Speculation(self.draft_costs, max_tokens=self.max_draft, max_step_s=1.0),
             min_reuse_tokens=1,
             on_turn=self.turns.append,

@@ -15,10 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 from pytest import LogCaptureFixture
+from typer.testing import CliRunner
 
 from rekindle import Engine
 from rekindle.cache.blocks.hashing import chain_hashes, tail_hash
+from rekindle.cli import app
 from rekindle.config import ServerSettings
 from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.receipt_rows import NUM_BYTES
@@ -37,7 +40,8 @@ SAID: list[Any] = [{"role": "user", "content": f"talk please. {FILLER * 24}"}]
 @contextmanager
 def served_from(directory: Path, store: str = "store", model: str = "model") -> Iterator[Served]:
     flags = {"model": directory / model, "store": directory / store, "threads": 1, "hot_bytes": "64MiB"}
-    keys = ServerSettings(api_keys=KEYS)
+    flags["check_restored"] = 1
+    keys = ServerSettings(api_keys=KEYS, admin_key="key-a")
     with Engine(settings_of(**flags, block_tokens=16)) as engine, conftest.serving(engine, keys) as running:
         yield running
 
@@ -70,6 +74,12 @@ def receipt(served: Served, id: str, key: str = "key-l") -> dict[str, Any]:
     return found
 
 
+def printed(served: Served, *arguments: str) -> Result:
+    """What `rekindle receipt` prints of a receipt of this server."""
+    runner = CliRunner(env={"COLUMNS": "200", "REKINDLE_API_KEY": "key-l"})
+    return runner.invoke(app, ["receipt", *arguments, "--url", served.url])
+
+
 def later(first: dict[str, Any]) -> list[Any]:
     return [*SAID, first["choices"][0]["message"], {"role": "user", "content": "talk again."}]
 
@@ -93,7 +103,8 @@ def test_a_receipt_names_what_was_read_and_outlives_a_restart(directory: Path) -
 
     with served_from(directory) as served:
         assert receipt(served, first["id"])["choices"] == [choice]
-        second = receipt(served, chat(served, later(first))["id"])["choices"][0]
+        answer = chat(served, later(first))["id"]
+        second = receipt(served, answer)["choices"][0]
         num_read = second["read"]["tokens"]
         assert num_read == second["read"]["warm_tokens"] > 16 and second["computed"]["first"] == num_read
         root = served.engine.components.core.cache.root("left")
@@ -104,6 +115,17 @@ def test_a_receipt_names_what_was_read_and_outlives_a_restart(directory: Path) -
         assert [block["hash"] for block in second["blocks"]] == [each.hex() for each in hashes[:count]]
         assert second["read"]["hash"] == hashes[count - 1].hex() and second["root"] == root.hex()
         assert sum(block["tokens"] for block in second["blocks"]) == num_read and second["is_whole"]
+        said = printed(served, answer).stdout
+        assert f"{answer} of agent ada" in said and "template default, SHA-256" in said
+        assert f"read tokens 0 to {num_read:,} of" in said and second["read"]["hash"] in said
+        assert f"... {count - 6} more" in said and f"computed from token {num_read:,} on" in said
+        assert json.loads(printed(served, answer, "--json").stdout)["choices"] == [second]
+        missing = printed(served, "chatcmpl-none")
+        assert missing.exit_code == 2 and "no receipt of 'chatcmpl-none'" in missing.output
+        served.until_idle()
+        figures = served.send("GET", "/metrics", key="key-a").body.decode()
+        assert f"\nrekindle_restored_checked_total {num_read // 16}.0\n" in figures, "each full block that was restored"
+        assert "\nrekindle_restored_differed_total 0.0\n" in figures
 
 
 def test_every_dialect_has_receipts_by_its_ids(served: Served) -> None:

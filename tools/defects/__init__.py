@@ -24,7 +24,7 @@ from tools.defects.operating import OPERATING
 from tools.defects.page import PAGE
 from tools.defects.pictures import PICTURES
 from tools.defects.quantised import QUANTISED
-from tools.defects.receipts import RECEIPTS
+from tools.defects.receipts import CHECKS, RECEIPTS
 from tools.defects.replicas import REPLICAS
 from tools.defects.scores import SCORED
 from tools.defects.secrets import SECRET
@@ -57,6 +57,7 @@ MUTANTS = (
     *STRICT_CALLS,
     *HINTS,
     *RECEIPTS,
+    *CHECKS,
     *SCORED,
     *OLLAMA,
     *FLEET,

@@ -6,6 +6,7 @@ from tools.defects.mutant import one
 
 KEPT = "tests/server/test_receipts.py"
 CHAINS = "tests/engine/test_chain_of.py"
+CHECKED = "tests/exactness/test_restored.py"
 
 RECEIPTS = (
     one(
@@ -77,5 +78,64 @@ RECEIPTS = (
         "name: hashlib.sha256(text.encode()).hexdigest() for",
         "name: hashlib.sha256(name.encode()).hexdigest() for",
         f"{KEPT}::test_a_receipt_names_what_was_read_and_outlives_a_restart",
+    ),
+)
+
+CHECKS = (
+    one(
+        "every restored block is as computed",
+        "engine/core/restore_checks.py",
+        "return chunk.end - first if np.array_equal(there, again) else 0",
+        "return chunk.end - first",
+        CHECKED,
+    ),
+    one(
+        "what followed a block that differs stays in memory",
+        "engine/core/purge.py",
+        "(found if block_hash in found else others).update(path)",
+        "others.update(path)",
+        CHECKED,
+    ),
+    one(
+        "a block that differs is served again after a restart",
+        "store/warm.py",
+        "self.writer.call(lambda _: self.writer.room.drop(block_hash)).add",
+        "self.writer.call(lambda _: None).add",
+        CHECKED,
+    ),
+    one(
+        "what followed a block that differs is found until it is deleted",
+        "store/warm.py",
+        "for each in self._query(lambda: self.index.descendants(block_hash), nothing):",
+        "for each in [block_hash, *nothing]:",
+        CHECKED,
+    ),
+    one(
+        "what another processor computed differs",
+        "store/warm.py",
+        "self._query(lambda: self.index.row_of(block_hash), 0) >= first",
+        "self._query(lambda: self.index.row_of(block_hash), 0) >= 0",
+        CHECKED,
+    ),
+    one(
+        "restored blocks are checked while requests run",
+        "engine/core/core.py",
+        "            if not chunks and self.checks.wants_step:\n                self.checks.step()\n",
+        "        if self.checks.wants_step:\n            self.checks.step()\n",
+        CHECKED,
+    ),
+    one(
+        "an agent is forgotten and its token ids wait to be checked",
+        "engine/core/core.py",
+        "self.checks.clear()",
+        "self.checks.__len__()",
+        CHECKED,
+    ),
+    one(
+        "a block is checked in its first rows only",
+        "engine/core/restore_checks.py",
+        "if num_compared == self._cache.pool.block_tokens:",
+        "if num_compared:",
+        f"{CHECKED}::test_a_large_block_is_checked_a_chunk_a_step",
     ),
 )

@@ -39,6 +39,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     anonymous_ttl_s: float
     save_unnamed: Literal["reused", "always"]
     namespace_share: float
+    check_restored: int
     tier: str | Path | None
     tier_bytes: int | str | None
     tier_ttl_s: float | None

@@ -208,6 +208,13 @@ class StoreSettings:
         detail="1: no quota.",
         bounds=above(0, 1),
     )
+    check_restored: int = computing(
+        256,
+        "in idle time, compute one of so many blocks restored from disk again and compare its bits; 0: none",
+        detail="What differs is dropped, and counted. None is checked where equal ids may give other bits, of models "
+        "with windows or recurrent layers, and with an object tier. See [receipts.md](receipts.md#checks).",
+        bounds=at_least(0),
+    )
     stale_ttl_s: float = 30 * 86400.0  # other models' stores that were unused for this long are removed at start
     staging_bytes: int = 64 * MiB  # for blocks on their way to the disk; there is always room for two of each kind
     readers: int = 2  # threads

@@ -74,8 +74,8 @@ class Computing:
 
     `device`: where it computes. `arena` has the bytes of its blocks, which are KV if it `has_kv`. A `store` of it is
     listed under `label`. `sampling` is for what requests leave open. `new_core` builds its core, of the builder's other
-    parts; `new_constraints` what constrains replies, from the final encoder and its reply format. `read_records`: as
-    `WarmStore.open` has it. `see`: as of `RequestBuilder`.
+    parts; `new_constraints` what constrains replies, from the final encoder and its reply format. `read_records` and
+    `computed_by`: as `WarmStore.open` has them. `see`: as of `RequestBuilder`.
     """
 
     device: str
@@ -94,6 +94,7 @@ class Computing:
     backend: Backend | None = None
     has_kv: bool = True
     read_records: ReadRecords | None = None
+    computed_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,11 @@ class Builder:
         grows = f"template: {analyse_growth(template).summary()}"
         return *computing.notes, *computing.sampling.notes, grows, *generic
 
+    @property
+    def store(self) -> WarmStore | None:
+        """The store; None without one, or if it could not be opened."""
+        return self._disk.store
+
     @cached_property
     def _disk(self) -> _Disk:
         """Open the store, in the slot that it claims."""
@@ -197,6 +203,7 @@ class Builder:
                 on_saved=self._turn_saved,
                 on_lost=lambda *turn: self.intake.turn_lost(*turn),
                 read_records=self._computing.read_records,
+                computed_by=self._computing.computed_by,
             )
 
         slots = ReplicaSlots(given, spec.fingerprint)

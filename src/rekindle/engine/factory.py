@@ -16,9 +16,11 @@ from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
+from rekindle.engine.core.restore_checks import RestoreChecks
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.model.loaded import LoadedModel, Runner
+from rekindle.model.proof import computed_by
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import KVLayout
 from rekindle.text.constraints.matcher import ReplyConstraints
@@ -71,6 +73,7 @@ def assemble(
         unsaved=loaded.unsaved,
         see=None if loaded.vision is None else loaded.vision.see,
         read_records=record_reader(settings.model.kernels),
+        computed_by=computed_by(loaded.device, loaded.compute),
     )
     before_store()
     try:
@@ -86,16 +89,17 @@ def chunk_multiple(layout: KVLayout) -> int:
 
 
 def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builder, *, chunk_tokens: int) -> EngineCore:
+    scheduler = Scheduler(
+        settings.engine,
+        parts.costs,
+        max_chunk_tokens=chunk_tokens,
+        chunk_multiple=chunk_multiple(loaded.spec.layout),
+        max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),
+    )
     return EngineCore(
         runner=runner,
         cache=parts.cache,
-        scheduler=Scheduler(
-            settings.engine,
-            parts.costs,
-            max_chunk_tokens=chunk_tokens,
-            chunk_multiple=chunk_multiple(loaded.spec.layout),
-            max_scored_rows=max(MIN_CHUNK, SCORED_BYTES // (4 * loaded.spec.vocab_size)),
-        ),
+        scheduler=scheduler,
         speculation=Speculation(
             StepCosts(),
             max_tokens=max_draft(
@@ -103,6 +107,21 @@ def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builde
             ),
             max_step_s=settings.engine.max_stall_s,
         ),
+        checks=RestoreChecks(
+            cache=parts.cache,
+            scheduler=scheduler,
+            runner=runner,
+            store=parts.store,
+            one_in=_checked(settings, loaded),
+        ),
         min_reuse_tokens=settings.cache.min_reuse_tokens,
         on_turn=parts.intake.turn_ended,
     )
+
+
+def _checked(settings: Settings, loaded: LoadedModel) -> int:
+    """Return one of how many restored blocks is computed again; 0, none, where that cannot have equal bits: if they
+    depend on the path, if a block can only be computed where its windows or states were kept, and if others compute
+    what is in the store, too."""
+    is_exact = loaded.promise == "bitwise" and not loaded.spec.layout.ending
+    return settings.store.check_restored if is_exact and settings.tier.location is None else 0

@@ -309,6 +309,8 @@ class EngineStats:
     num_anticipations: int  # next prompts computed in part or whole in idle time
     anticipated_tokens: int  # tokens computed for them
     num_evictions: int  # blocks evicted from memory to make room
+    num_checked: int | None  # restored blocks that were computed again and compared; None: none are
+    num_differed: int | None  # those of them that had other bits, and were dropped
     num_agents: int  # including unnamed conversations
     num_pinned_agents: int
     started: Mapping[str, float]  # wall clock: code imported, weights loaded, store opened, its agents known

@@ -92,6 +92,12 @@ def circumstances(device: str, compute: Compute) -> dict[str, Any]:
     }
 
 
+def computed_by(device: str, compute: Compute) -> int:
+    """Return a number from 1 up for what computes blocks here: with another one, equal ids may give other bits."""
+    where = json.dumps({**circumstances(device, compute), "threads": torch.get_num_threads()}, sort_keys=True)
+    return 1 + int.from_bytes(hashlib.blake2b(where.encode(), digest_size=7).digest(), "little")
+
+
 @cache
 def _version(package: str) -> str | None:
     """The version of a package; None if it is not installed."""

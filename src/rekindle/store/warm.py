@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +35,7 @@ from rekindle.store.files.shards import SHARD_BYTES, ReadRecords
 from rekindle.store.files.sync import FileSystem, OsFileSystem
 from rekindle.store.maintenance.check import check_index, damaged_blocks
 from rekindle.store.maintenance.opening import OpenedStore, open_store
-from rekindle.store.maintenance.room import OnLost, ignore
+from rekindle.store.maintenance.room import OnLost, ignore, text_files_of
 from rekindle.store.maintenance.stale import collect_stale
 from rekindle.store.rows.schema import agent_key
 from rekindle.store.threads.readers import Deliver, Done, Readers, Room
@@ -68,15 +67,17 @@ class WarmStore:
         on_saved: OnSaved,
         on_lost: OnLost,
         read_records: ReadRecords | None,
+        computed_from: int | None,
     ) -> None:
         self.secret = parts.place.secret
+        parts.ledger.limit_namespaces(settings.namespace_share)
         self._parts = parts
         self._described = described
         self.index = parts.index
         self._clock = clock
         self._block_tokens = parts.shards.formats[0].block_tokens
         self.staging = StagingBuffer(parts.shards.formats, settings.staging_bytes)
-        text_files = _text_files(parts.place.path.parent, settings)
+        text_files = text_files_of(parts.place.path.parent, settings)
         self.writer = Writer(
             parts,
             self.staging,
@@ -93,6 +94,7 @@ class WarmStore:
         self._num_postponed = 0
         self._bad_records = 0
         self._index_trouble = False
+        self._computed_from = computed_from
 
     @classmethod
     def open(
@@ -111,6 +113,7 @@ class WarmStore:
         on_saved: OnSaved = ignore,
         on_lost: OnLost = ignore,
         read_records: ReadRecords | None = None,
+        computed_by: int | None = None,
     ) -> WarmStore:
         """Open or create the store of `fingerprint` below `directory`; reads the index, no records.
 
@@ -126,7 +129,6 @@ class WarmStore:
         try:
             described = describe(place.path, Description(model, layout, tuple(namespaces), made_from), fs)
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
-            parts.ledger.limit_namespaces(settings.namespace_share)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, clock=clock, fs=fs)
             return cls(
                 parts,
@@ -137,6 +139,7 @@ class WarmStore:
                 on_saved=on_saved,
                 on_lost=on_lost,
                 read_records=read_records,
+                computed_from=None if computed_by is None else parts.computed_from(computed_by),
             )
         except OSError as error:
             place.release()
@@ -250,6 +253,21 @@ class WarmStore:
         """Where a block is stored; None if it is not, or known to be damaged."""
         stored = self._query(lambda: self.index.block(block_hash), None)
         return None if self.writer.is_bad(block_hash) else stored
+
+    def is_own(self, block_hash: BlockHash) -> bool:
+        """Whether a block on disk was saved or imported since what computes now does: `computed_by`, a number from 1 up
+        for processor, kernels and versions. Without one it never is."""
+        first = self._computed_from
+        return first is not None and self._query(lambda: self.index.row_of(block_hash), 0) >= first
+
+    def drop(self, block_hash: BlockHash, reason: str) -> None:
+        """Remove a block, and all on disk that follows it: none is found from now on, and the writer deletes them."""
+        nothing: list[BlockHash] = []
+        for each in self._query(lambda: self.index.descendants(block_hash), nothing):
+            self.writer.mark_bad(each)
+        self._bad_records += 1
+        logger.error("block %s is dropped, with what follows it, and will be recomputed: %s", block_hash.hex(), reason)
+        self.writer.call(lambda _: self.writer.room.drop(block_hash)).add_done_callback(_report_left)
 
     def locate(self, hashes: Sequence[BlockHash], *, parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
         """The leading run of full blocks that are on disk and hold exactly `ids` after `parent`."""
@@ -373,7 +391,7 @@ class WarmStore:
             return otherwise
 
 
-def _text_files(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
-    """The files that share the disk budget of a store below `directory`; they may be missing."""
-    is_named = settings.slot != "auto" and directory == settings.own_directory().resolve()
-    return (settings if is_named else replace(settings, dir=directory, slot="off")).text_files()
+def _report_left(dropped: Future[None]) -> None:
+    """Log that a block which differs could not be deleted."""
+    if (error := dropped.exception()) is not None:
+        logger.error("a block that differs stays on disk, and is found again after a restart: %s", error)

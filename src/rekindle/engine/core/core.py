@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.admission import Admission
@@ -21,6 +22,7 @@ from rekindle.engine.core.background import Background, IdleWork, OrphanBlocks
 from rekindle.engine.core.interface import Core, CoreCounts
 from rekindle.engine.core.launch import Launch, chunks_after, has_ended
 from rekindle.engine.core.reporting import report_progress
+from rekindle.engine.core.restore_checks import RestoreChecks
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Chunk, Scheduler
 from rekindle.engine.core.shares import Shares
@@ -46,6 +48,7 @@ class EngineCore(Core):
         cache: PrefixCache,
         scheduler: Scheduler,
         speculation: Speculation,
+        checks: RestoreChecks,
         min_reuse_tokens: int,
         on_turn: Callable[[FinishedTurn], None],
         clock: Callable[[], float] = time.perf_counter,
@@ -53,6 +56,7 @@ class EngineCore(Core):
         self.cache = cache
         self.scheduler = scheduler
         self.speculation = speculation
+        self.checks = checks
         self.num_steps = 0
         self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
         self.step_s = 0.0
@@ -83,6 +87,7 @@ class EngineCore(Core):
     def finish_load(self, load: Load, num_good: int) -> None:
         """Publish what a reader loaded; its request, or idle work, attaches again if it has not ended."""
         self.cache.loads.finish(load, num_good)
+        self.checks.note(load, num_good)
         self.background.load_ended(load.sequence)
         request = next((each for each in self.scheduler.loading if each.sequence is load.sequence), None)
         if request is not None:
@@ -95,7 +100,7 @@ class EngineCore(Core):
         queues = self.scheduler
         if queues.running or queues.waiting:
             return True
-        return self.background.wants_step and not queues.loading
+        return (self.background.wants_step or self.checks.wants_step) and not queues.loading
 
     @property
     def num_preemptions(self) -> int:
@@ -116,6 +121,9 @@ class EngineCore(Core):
             prompt_tokens=self.admission.num_prompt_tokens,
             reused_tokens=self.admission.num_reused_tokens,
             step_overhead_ms=1e3 * outside_s / max(1, self.num_steps),
+            num_checking=len(self.checks),
+            num_checked=self.checks.num_checked if self.checks.one_in else None,
+            num_differed=self.checks.num_differed if self.checks.one_in else None,
         )
 
     def step(self) -> None:
@@ -138,6 +146,8 @@ class EngineCore(Core):
         chunks = self._with_drafts(self._with_room(self.scheduler.plan(began)))
         if not self.scheduler.everybody():
             chunks = self.background.plan()
+            if not chunks and self.checks.wants_step:
+                self.checks.step()
         if chunks:
             self._run(chunks)
             self.num_steps += 1
@@ -221,7 +231,7 @@ class EngineCore(Core):
         """Begin a step and the draws from it."""
         steps = [
             SequenceStep(
-                token_ids=_token_ids(chunk),
+                token_ids=chunk.token_ids,
                 start=chunk.start,
                 blocks=chunk.sequence.table.blocks,
                 num_stored=chunk.sequence.table.num_tokens,
@@ -367,6 +377,11 @@ class EngineCore(Core):
         else:
             self._replies.fail(chunk.request, error)
 
+    def forget(self, namespace: str, agent: str) -> set[BlockHash]:
+        """As `Core.forget`; nor does the id of a token wait to be checked."""
+        self.checks.clear()
+        return super().forget(namespace, agent)
+
     def rest(self) -> None:
         """Let what computes give back its threads until the next step."""
         self._runner.rest()
@@ -381,9 +396,3 @@ class EngineCore(Core):
 def without_draft(chunk: Chunk) -> Chunk:
     """Return the chunk without its draft."""
     return replace(chunk, draft=())
-
-
-def _token_ids(chunk: Chunk) -> np.ndarray:
-    """Return the ids of a chunk's rows, those of its draft last."""
-    known = chunk.sequence.model_ids(chunk.start, chunk.start + chunk.num_rows)
-    return np.concatenate([known, np.array(chunk.draft, dtype=np.uint32)]) if chunk.draft else known

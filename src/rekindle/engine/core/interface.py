@@ -32,6 +32,9 @@ class CoreCounts:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     step_overhead_ms: float = 0.0
+    num_checking: int = 0  # restored blocks that wait to be checked
+    num_checked: int | None = None  # restored blocks that were computed again and compared; None: none are
+    num_differed: int | None = None  # those that had other bits
 
 
 class Core(Protocol):

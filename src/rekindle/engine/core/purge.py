@@ -66,6 +66,19 @@ def with_ancestors(pool: BlockPool, hashes: Iterable[BlockHash]) -> set[BlockHas
     return found
 
 
+def with_descendants(pool: BlockPool, first: BlockHash) -> set[BlockHash]:
+    """Return a hash and those of all cached blocks that follow it. O(cached blocks)."""
+    found, others = {first}, set[BlockHash]()
+    for block in pool.idle_blocks():
+        path, block_hash = list[BlockHash](), pool.name(block)
+        while block_hash is not None and block_hash not in found and block_hash not in others:
+            path.append(block_hash)
+            above = pool.block_of(block_hash)
+            block_hash = None if above is None else pool.parent(above)
+        (found if block_hash in found else others).update(path)
+    return found
+
+
 def evict_hashes(pool: BlockPool, hashes: Collection[BlockHash]) -> None:
     """Evict the cached blocks with these hashes, children before parents.
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from rekindle.config import EngineSettings
 from rekindle.engine.core.costs import StepCosts
 from rekindle.engine.request import Request, State
@@ -49,6 +51,12 @@ class Chunk:
     def end(self) -> int:
         """The position after its last row."""
         return self.start + self.num_rows + len(self.draft)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """The ids of its rows (uint32), those of its draft last."""
+        known = self.sequence.model_ids(self.start, self.start + self.num_rows)
+        return np.concatenate([known, np.array(self.draft, dtype=np.uint32)]) if self.draft else known
 
     @property
     def num_logits(self) -> int:

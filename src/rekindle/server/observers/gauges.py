@@ -43,6 +43,8 @@ ENGINE = (
     _Figure("num_draft_tokens", "draft_tokens", "counter", "Guessed tokens computed along with the next of a reply"),
     _Figure("num_accepted_tokens", "accepted_draft_tokens", "counter", "Guessed tokens that became part of a reply"),
     _Figure("num_evictions", "evictions", "counter", "Blocks evicted from a tier to make room", ("tier", "hot")),
+    _Figure("num_checked", "restored_checked", "counter", "Restored blocks that were computed again and compared"),
+    _Figure("num_differed", "restored_differed", "counter", "Restored blocks that had other bits and were dropped"),
     _Figure("num_anticipations", "anticipations", "counter", "Next prompts that were computed in idle time"),
     _Figure("anticipated_tokens", "anticipated_tokens", "counter", "Tokens that were computed in idle time"),
 )

@@ -46,6 +46,14 @@ class OpenedStore:
         used = sum(f.record_bytes * self.ledger.slots.num_used(f.part) for f in self.shards.formats)
         return budget(disk_bytes, free_bytes=fs.free_bytes(self.place.path), used_bytes=used + self.others.num_bytes())
 
+    def computed_from(self, by: int) -> int | None:
+        """As `Ledger.computed_from`; None, so that nothing counts as its own, if the disk refuses to note it."""
+        try:
+            return self.ledger.computed_from(by)
+        except sqlite3.OperationalError as error:
+            logger.warning("restored blocks are not checked: what computes them could not be noted: %s", error)
+            return None
+
     def close(self) -> None:
         """Close all files and release the directory."""
         self.index.close()

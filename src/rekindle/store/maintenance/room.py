@@ -12,9 +12,10 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rekindle.config import DISK_SHARE, MOST_DISK_BYTES
+from rekindle.config import DISK_SHARE, MOST_DISK_BYTES, StoreSettings
 from rekindle.store.files.shards import Shards
 from rekindle.store.maintenance.other_stores import OtherStores
 from rekindle.store.rows.ledger import BranchKey, Ledger
@@ -38,6 +39,12 @@ def file_bytes(paths: Iterable[Path]) -> int:
             with contextlib.suppress(OSError):
                 sizes.append(path.with_name(name).stat().st_size)
     return sum(sizes)
+
+
+def text_files_of(directory: Path, settings: StoreSettings) -> tuple[Path, ...]:
+    """The files that share the disk budget of a store below `directory`; they may be missing."""
+    is_named = settings.slot != "auto" and directory == settings.own_directory().resolve()
+    return (settings if is_named else replace(settings, dir=directory, slot="off")).text_files()
 
 
 class DiskRoom:
@@ -114,6 +121,11 @@ class DiskRoom:
             self._others.make_room(missing, now)
             num_open = self._others.num_open()
             self._most = max(ours - self._others.num_bytes(), ours // (1 + num_open) if num_open else 0)
+
+    def drop(self, block_hash: bytes) -> None:
+        """Remove a block with all that follow it, in a transaction of the caller, who gives back what it frees."""
+        for cut in self._ledger.drop(block_hash):
+            self.on_lost(cut.namespace, cut.agent, cut.branch, cut.num_tokens)
 
     def give_back(self, freed: Sequence[Slot]) -> None:
         """Punch freed slots. A failure is harmless: the slots are free anyway."""

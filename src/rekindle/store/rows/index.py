@@ -39,6 +39,14 @@ WITH RECURSIVE chain(depth, {BLOCK.columns}) AS (
     FROM chain JOIN block ON block.name = chain.parent AND block.part = 0 WHERE depth < ?)
 SELECT {BLOCK.columns} FROM chain ORDER BY depth DESC
 """
+# A block and all that follow it, children before parents.
+DESCENDANTS = """
+WITH RECURSIVE below(name, depth) AS (
+    SELECT name, 1 FROM block WHERE name = ? AND part = 0
+    UNION ALL
+    SELECT block.name, depth + 1 FROM below JOIN block ON block.parent = below.name AND block.part = 0)
+SELECT name FROM below ORDER BY depth DESC
+"""
 _SEQUENCES = f"""
 SELECT {", ".join(f"sequence.{column}" for column in SequenceRow._fields)},
     {", ".join(f"agent.{column}" for column in AgentRow._fields)} FROM sequence LEFT JOIN agent USING(agent)
@@ -274,6 +282,17 @@ class Index:
             self.damage.found("a block whose parent is missing")
             return None
         return ids[: record.num_tokens] if len(ids) >= record.num_tokens else None
+
+    def descendants(self, block_hash: BlockHash) -> list[BlockHash]:
+        """A block and all that follow it."""
+        with self.reading() as connection:
+            return [BlockHash(name) for (name,) in connection.execute(DESCENDANTS, (block_hash,))]
+
+    def row_of(self, block_hash: BlockHash) -> int:
+        """The number of a block's row, 0 if there is none; later rows have higher ones."""
+        with self.reading() as connection:
+            row = connection.execute("SELECT id FROM block WHERE name = ? AND part = 0", (block_hash,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def chain_to(self, head: BlockHash, most: int) -> list[BlockIdentity]:
         """The chain that ends in a block, in order, `most` blocks at most: those after the last one that is missing."""

@@ -21,7 +21,7 @@ from rekindle.store.files.damage import DamagedRow
 from rekindle.store.files.shards import Shards
 from rekindle.store.files.sqlite_file import transaction
 from rekindle.store.rows.covers import Covers, PartKey
-from rekindle.store.rows.index import Index
+from rekindle.store.rows.index import DESCENDANTS, Index
 from rekindle.store.rows.repair import Repaired, RowRepair
 from rekindle.store.rows.retention import StoreEvictionOrder
 from rekindle.store.rows.schema import AgentRow, BlockRow, SequenceRow, agent_key
@@ -262,6 +262,29 @@ class Ledger:
                     shortened[cut.namespace, cut.agent, cut.branch] = cut
                 self._remove(block_hash, rows)
         return list(shortened.values())
+
+    def drop(self, block_hash: bytes) -> list[Shortened]:
+        """Remove a block with all that follow it, in use or not; return the branches that end before it now."""
+        shortened: dict[BranchKey, Shortened] = {}
+        for (name,) in self._db.execute(DESCENDANTS, (block_hash,)).fetchall():
+            rows = self._block(name)
+            for cut in self._step_back(rows[0]):
+                shortened[cut.namespace, cut.agent, cut.branch] = cut
+            self._remove(name, rows)
+        return list(shortened.values())
+
+    def computed_from(self, by: int) -> int:
+        """Note what computes blocks from now on, a number from 1 up; return the first row of a block that is its own.
+
+        Rows are numbered upwards. A row that a repair brings back counts as new.
+        """
+        marks = {row.key: row.value for row in self._tables.meta.verified(self._db)}
+        if marks.get("computed_by") == by and "computed_from" in marks:
+            return marks["computed_from"]
+        (last,) = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM block").fetchone()
+        with self.transaction():
+            self.slots.set_meta({"computed_by": by, "computed_from": last + 1})
+        return int(last) + 1
 
     def _step_back(self, block: BlockRow) -> list[Shortened]:
         """Move the sequences that end in a block to its parent; delete them if it has none."""
