@@ -133,6 +133,8 @@ def test_a_stored_response_is_found_with_the_model_that_answered(host: Host) -> 
     assert host.ask("POST", "/api/generate", {"model": "scripted", "keep_alive": 0}).status_code == 200
     found = host.ask("GET", f"/v1/responses/{made['id']}")
     assert found.json()["output"] == made["output"] and host.loaded() == ["scripted:latest"]
+    kept = host.ask("GET", f"/v1/receipts/{made['id']}").json()  # written with the response
+    assert kept["identity"]["model"] == "scripted" and kept["endpoint"] == "/v1/responses"
     assert host.ask("DELETE", f"/v1/responses/{made['id']}").json()["deleted"]
 
 

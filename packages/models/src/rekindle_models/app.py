@@ -37,7 +37,7 @@ from rekindle_models.forwarding import Forwarder, while_there
 from rekindle_models.named import Model, Models
 from rekindle_models.places import Place, Places
 from rekindle_models.routes import own_routes
-from rekindle_models.wishes import CHAT, ByPrefix, Wish, is_passed_on, response_of, starts_nothing, wish_of
+from rekindle_models.wishes import CHAT, ByPrefix, Wish, answer_of, is_passed_on, starts_nothing, wish_of
 
 LARGE = 1 << 16  # bytes of a body that is parsed off the event loop
 NOT_LOADED_S = 10.0  # what those who watch are asked to wait
@@ -95,9 +95,9 @@ class Host:
             return wish_of(scope, body, self.models)
 
         wish = await in_thread(read) if len(body) > LARGE else read()
-        if (response := response_of(scope)) is not None:
+        if (answer := answer_of(scope)) is not None:
             namespace = access_of(Request(scope)).namespace
-            wish = replace(wish, model=await in_thread(self.models.answered, namespace, response))
+            wish = replace(wish, model=await in_thread(self.models.answered, namespace, answer))
         await while_there(receive, self._serve(scope, body, send, wish))
 
     async def _serve(self, scope: Scope, body: bytes, send: Send, wish: Wish) -> None:

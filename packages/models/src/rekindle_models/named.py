@@ -70,10 +70,11 @@ class Models:
             return self.default
         raise unserved(name, [model.name for model in self.all], dialect)
 
-    def answered(self, namespace: str, response: str) -> Model:
-        """Return the model that a stored response is from, by the files on disk; the default if it is in none."""
+    def answered(self, namespace: str, answer: str) -> Model:
+        """Return the model that a stored response, or a receipt, is from, by the files on disk; the default if it is in
+        none."""
         files = ((model, model.responses) for model in self.all)
-        return next((model for model, file in files if file and holds(file, namespace, response)), self.default)
+        return next((model for model, file in files if file and holds(file, namespace, answer)), self.default)
 
     @classmethod
     def read(cls, settings: Settings) -> Models:

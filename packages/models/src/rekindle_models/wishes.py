@@ -32,14 +32,14 @@ STATE = "rekindle_model"  # in a request's scope: the name in its path
 CHAT, GENERATE = "/api/chat", "/api/generate"
 # Routes of one model's server that are passed on to the first model where nothing names one.
 EXACT = frozenset({"/openapi.json", "/tokenize", "/detokenize", "/tokenizer_info", "/overview", "/v1/stats"})
-BELOW = ("/v1/agents", "/v1/coordination", "/v1/responses")
+BELOW = ("/v1/agents", "/v1/coordination", "/v1/receipts", "/v1/responses")
 BODIES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/tokenize")
 OLLAMA = (CHAT, GENERATE, "/api/show")
 # Asked by those who only watch, every few seconds or for hours: these start no model, and none stays loaded for them.
 WATCHED = re.compile(
     r"/overview|/v1/stats|/metrics|/health(/live|/ready)?|/ping|/v1/coordination/sessions/[^/]+/events"
 )
-RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/input_items)?")
+ANSWER = re.compile(r"/v1/(?:receipts/([^/]+)|responses/([^/]+)(?:/input_items)?)")
 _KEEP_ALIVE: TypeAdapter[float | None] = TypeAdapter(KeepAlive | None)
 
 
@@ -79,12 +79,13 @@ def is_passed_on(scope: Scope) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in BELOW)
 
 
-def response_of(scope: Scope) -> str | None:
-    """Return the id of the stored response that a request asks for without saying whose it is; else None."""
+def answer_of(scope: Scope) -> str | None:
+    """Return the id of the stored response, or of the answer whose receipt, a request asks for without saying whose it
+    is; else None."""
     if names_one(scope) or scope["method"] not in ("GET", "HEAD", "DELETE"):
         return None
-    found = RESPONSE.fullmatch(scope["path"])
-    return None if found is None else found[1]
+    found = ANSWER.fullmatch(scope["path"])
+    return None if found is None else found[1] or found[2]
 
 
 def names_one(scope: Scope) -> bool:
