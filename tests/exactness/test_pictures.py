@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from rekindle import BadRequest, Engine
+from rekindle import BadRequest, Engine, ModelRefused
 from rekindle.engine.types import ChatResult
 from rekindle.model.batch import ForwardBatch, SequenceStep
 from rekindle.model.vision import Vision
 from rekindle.text.pictures import Picture, PictureSpan
+from rekindle.text.prompt import PromptEncoder
 from tests.drawn_pictures import Part, Reference, counted_tiles, drawn, file_of, part_of, text
 from tests.engine.conftest import Start
 from tests.tiny_models import PICTURE_KINDS, tiny_model_dir
@@ -156,6 +159,38 @@ def test_rows_are_those_of_transformers_and_bounded(reference: Reference) -> Non
         assert len(tiles) == 39
 
 
+@pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
+def test_a_tokenizer_of_another_model_is_refused(reference: Reference, tiny_llama: Path) -> None:
+    vision = Vision(reference.model, reference.processor.image_processor)
+    with pytest.raises(ModelRefused, match="image_token_id 385"):
+        vision.form(PromptEncoder.from_dir(tiny_llama))
+
+
+@pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
+def test_a_picture_that_is_kept_is_not_waited_for(reference: Reference) -> None:
+    """The engine's thread needs rows while another picture is computed: it would stand still for seconds."""
+    vision = Vision(reference.model, reference.processor.image_processor)
+    one, other = (Picture.read(base64.b64encode(file_of(each)).decode(), "") for each in (SMALL, WIDE))
+    kept = vision.see(one)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(module: torch.nn.Module, args: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    handle = reference.model.model.connector.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(3) as threads:
+        try:
+            computed = threads.submit(vision.see, other)
+            assert begun.wait(60)
+            assert threads.submit(vision.see, one).result(60) is kept and not computed.done()
+            twice = threads.submit(vision.see, other)
+        finally:
+            go_on.set()
+            handle.remove()
+        assert twice.result(60) is computed.result(60)
+
+
 def test_rows_of_several_sequences_lie_one_after_another() -> None:
     picture = Picture.read(base64.b64encode(file_of(SMALL)).decode(), "")
     steps = [
@@ -179,6 +214,16 @@ def test_an_agent_with_pictures_is_a_file(start: Start, seeing: Path, tmp_path: 
     with counted_tiles() as tiles:
         again = asked(other, "eve", talk)
     assert again.token_ids == told.token_ids and again.report.warm_tokens >= 96 and tiles == []
+
+
+@pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
+def test_an_explanation_names_the_picture_that_differs(start: Start, seeing: Path) -> None:
+    engine = start(model=seeing, kv="fp32")
+    talk = [user(text("The lighthouse keeper wrote the number down.")), {"role": "assistant", "content": "And slept."}]
+    asked(engine, "ada", [*talk, user(shown(WIDE), text("Is it here?"))])
+    why = asked(engine, "ada", [*talk, user(shown(OTHER), text("Is it here?"))]).report.explanation
+    assert why is not None and why.stored is not None and why.sent is not None
+    assert why.message_index == 2 and "[image " in why.stored and "[image " in why.sent and why.stored != why.sent
 
 
 def damaged(file: bytes) -> bytes:

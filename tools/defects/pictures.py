@@ -109,6 +109,13 @@ PICTURES = (
         f"{SEEN}::test_rows_are_those_of_transformers_and_bounded",
     ),
     one(
+        "a picture that is kept waited for while another is computed",
+        "model/vision.py",
+        "result() if found is None else found",
+        "result()",
+        f"{SEEN}::test_a_picture_that_is_kept_is_not_waited_for",
+    ),
+    one(
         "penalties by ids that no model has",
         "engine/sequence.py",
         "return History(self._own_prompt, ",

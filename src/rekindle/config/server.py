@@ -47,7 +47,7 @@ class ServerSettings:
     served_model_name: str | None = setting(None, "name in /v1/models and in answers", unset="the model's")
     strict: bool = setting(
         False,
-        "refuse images, documents and parameters that are not known, instead of leaving them out",
+        "refuse images that the model cannot see, documents and unknown parameters, instead of leaving them out",
         detail="What is left out is named in the answer's `rekindle` object, in the log and by `rekindle why`.",
     )
     requests_per_minute: int | None = setting(

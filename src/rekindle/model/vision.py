@@ -2,7 +2,8 @@
 
 Owns which models see here, the tokens of a picture by its size, and the rows that were computed from pixels, a bounded
 number of bytes of them. Tiles go through the vision part one by one, so that a row's bits depend on its picture alone.
-Any thread may ask; one computes at a time.
+Any thread may ask. A thread of its own computes one picture after another in the order in which they were asked for,
+so that a request with many waits its turn for each; what is kept is had meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rekindle.errors import RequestFailed
+from rekindle.errors import ModelRefused, RequestFailed
 from rekindle.model.refusals import LOAD_ERRORS, first_line
 from rekindle.text.pictures import Picture, PictureForm, PictureSpan
 from rekindle.text.prompt import PromptEncoder
@@ -39,7 +41,8 @@ class Vision:
         self._processor = processor
         self._most_bytes = most_bytes
         self._rows: OrderedDict[str, Tensor] = OrderedDict()  # by the keys of pictures, the last used one last
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the rows that are kept
+        self._thread = ThreadPoolExecutor(1, "vision")  # ends with this object
         # Its attention is bidirectional: that of transformers, which was replaced in the whole model.
         self._model.vision_model.config._attn_implementation = "sdpa"
 
@@ -49,20 +52,27 @@ class Vision:
         return int(self._model.image_seq_len)
 
     def form(self, encoder: PromptEncoder) -> PictureForm:
-        """Return how pictures stand in prompts of this model, whose tokenizer an encoder without pictures has."""
+        """Return how pictures stand in prompts of this model, whose tokenizer an encoder without pictures has.
+
+        ModelRefused if the tokenizer writes them by other tokens than the config names.
+        """
         from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string  # Idefics 3 has the same
 
         fake, image, whole = TOKENS
+        placeholder = int(self._model.config.image_token_id)
 
         @lru_cache(maxsize=256)
         def tokens(rows: int, columns: int) -> np.ndarray:
             text = get_image_prompt_string(rows, columns, self.row_tokens, fake, image, whole)
             return encoder.encode(encoder.render_text(text, add_leading=False))
 
+        if np.count_nonzero(tokens(0, 0) == placeholder) != self.row_tokens:
+            message = f"tokenizer.json has another id for {image} than config.json, image_token_id {placeholder}"
+            raise ModelRefused(f"{message}: take both from the model's own repository")
         described = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
         return PictureForm(
             identity=hashlib.blake2b(described.encode(), digest_size=32).digest(),
-            placeholder=int(self._model.config.image_token_id),
+            placeholder=placeholder,
             layout=lambda width, height: tokens(*self._grid(width, height)),
         )
 
@@ -74,14 +84,25 @@ class Vision:
     def see(self, picture: Picture) -> Tensor:
         """Return the rows of a picture [rows, hidden], as its prompt has placeholders; computed once while they are
         kept. BadRequest if its file is damaged."""
+        found = self._kept(picture.mark.key)
+        return self._thread.submit(self._seen, picture).result() if found is None else found
+
+    def _seen(self, picture: Picture) -> Tensor:
+        found = self._kept(picture.mark.key)  # what was asked for before may have been the same
+        return self._keep(picture.mark.key, self._computed(picture)) if found is None else found
+
+    def _kept(self, key: str) -> Tensor | None:
         with self._lock:
-            found = self._rows.pop(picture.mark.key, None)
-            if found is None:
-                found = self._computed(picture)
-            self._rows[picture.mark.key] = found
+            if key in self._rows:
+                self._rows.move_to_end(key)
+            return self._rows.get(key)
+
+    def _keep(self, key: str, rows: Tensor) -> Tensor:
+        with self._lock:
+            self._rows[key] = rows
             while len(self._rows) > 1 and sum(each.nbytes for each in self._rows.values()) > self._most_bytes:
                 self._rows.popitem(last=False)
-            return found
+        return rows
 
     def rows(self, span: PictureSpan) -> Tensor:
         """Return the rows of a span [count, hidden]."""

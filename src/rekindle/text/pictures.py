@@ -39,7 +39,6 @@ MOST_PIXELS = 40_000_000  # of one picture: 120 MB once it is decoded
 MOST_PICTURES = 64  # of one request
 LONGEST = 64  # times as long as wide, or as wide as long
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-PICTURE = "[image]"  # for readers of a prompt
 _ORIENTATION, _UPRIGHT, _ON_ITS_SIDE = 0x0112, 1, (5, 6, 7, 8)  # of EXIF
 _MARK = re.compile("\ufdd0picture:([0-9a-f]{64}):([0-9]+)x([0-9]+)\ufdd0")
 
@@ -123,6 +122,11 @@ def _orientation(image: Image) -> int:
 
 def _refused(message: str, where: str) -> BadRequest:
     return BadRequest(message, param=where)
+
+
+def name_of_picture(first_id: int) -> str:
+    """Return what a reader of a prompt sees of a picture, by the first of its ids."""
+    return f"[image {first_id - PICTURE_IDS:06x}]"
 
 
 def texts_and_marks(content: str) -> Iterator[str | PictureMark]:

@@ -26,12 +26,12 @@ from rekindle.text.bounded import MOST_WRITTEN
 from rekindle.text.length import PromptBound
 from rekindle.text.messages import Message, check_json, check_text, map_strings, plainer_forms
 from rekindle.text.pictures import (
-    PICTURE,
     PICTURE_IDS,
     Picture,
     PictureForm,
     PromptPictures,
     content_for_template,
+    name_of_picture,
     texts_and_marks,
 )
 from rekindle.text.splitters import PIECE_BYTES
@@ -250,12 +250,13 @@ class PromptEncoder:
     def readable(self, key: bytes) -> str:
         """A piece of a key for display: control tokens as text, parts of characters dropped."""
         names = {token.id: token.content for token in self.controls.tokens}
-        text, ids = [], []
+        text, ids, is_picture = [], [], False
         for piece in pieces_of(key):
+            was_picture, is_picture = is_picture, not isinstance(piece, bytes) and piece >= PICTURE_IDS
             if isinstance(piece, bytes):
                 text.append(piece.decode("utf-8", "ignore"))
-            elif piece >= PICTURE_IDS:
-                text += [] if text and text[-1] == PICTURE else [PICTURE]
+            elif is_picture:
+                text += [] if was_picture else [name_of_picture(piece)]
             elif self.compares_text:
                 text.append(names.get(piece, f"<{piece}>"))
             else:
@@ -282,12 +283,12 @@ class PromptEncoder:
     def content_key(self, message: Message, text: str) -> bytes:
         """`text` of this message as it is in keys, without blanks at its ends."""
         guard = self.controls.guard_reply if message.role == "assistant" else self.controls.guard
-        pieces = list[str | int]()
+        form, pieces = self.pictures, list[str | int]()
         for part in texts_and_marks(text.strip()):
             if isinstance(part, str):
                 pieces += self.controls.split(guard(part))
-            elif self.pictures is not None:
-                pieces += self.pictures.run(part)
+            elif form is not None:
+                pieces += form.run(part)
         return self._prompt(pieces).key.strip(b" ")
 
     def _for_template(self, message: Message, arguments: ForTemplate) -> dict[str, Any]:

@@ -46,10 +46,9 @@ def candidates(request: GenerationRequest, known: Preamble) -> Iterator[Candidat
     if request.agent is not None:
         found = None if request.breakpoints else with_head(messages, known.system)
         if found is not None:
-            ahead, at = found
-            yield Candidate(
-                replace(request, messages=ahead, tools=known.tools), (tools, reported(at, messages[at].content))
-            )
+            whole, at = found
+            kept = (tools, reported(at, messages[at].content))
+            yield Candidate(replace(request, messages=whole, tools=known.tools), kept)
         yield Candidate(replace(request, tools=known.tools), (tools,))
     leading = [*takewhile(lambda message: message.role == "system", messages)]
     sent = tuple(message.content for message in leading)
