@@ -11,6 +11,9 @@ SOCKETS = "tests/server/test_handover.py::test_sockets_that_others_reach_need_a_
 QUOTAS, OF_QUOTAS = "server/gate/quotas.py", "tests/server/test_quotas.py"
 OF_DAY = f"{OF_QUOTAS}::test_tokens_of_a_day_run_out_for_their_namespace_alone_and_over_restarts"
 
+TRACES = "server/observers/traces.py"
+OF_TRACES = "tests/server/test_traces.py::test_a_collector_gets_each_request_with_its_phases_and_no_text"
+
 OPERATING: tuple[Mutant, ...] = (
     one("a next process that failed ends this one", HANDOVER, "if has_loaded:", "if True:", ROLLING),
     one("the next process opens the store at once", "engine/factory.py", "    before_store()\n", "", ROLLING),
@@ -65,4 +68,19 @@ OPERATING: tuple[Mutant, ...] = (
         "if True:\n            await self._app(scope, receive, send_with_rest",
         OF_DAY,
     ),
+    one(
+        "phases of nobody's request",
+        TRACES,
+        "within, at = set_span_in_context(self._span)",
+        "within, at = Context()",
+        OF_TRACES,
+    ),
+    one(
+        "a caller's trace that ends here",
+        TRACES,
+        "context=None if request is None else request.parent",
+        "context=None",
+        OF_TRACES,
+    ),
+    one("spans lost at a stop", TRACES, "        self._provider.shutdown()\n", "        pass\n", OF_TRACES),
 )

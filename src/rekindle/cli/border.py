@@ -30,7 +30,7 @@ from rekindle.errors import (
 FAILED, REFUSED, TAKEN, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 DEBUG = "REKINDLE_DEBUG"
 _COMMAND_LINE = ("typer", "click")  # their exceptions are usage errors and exits, which they show themselves
-_EXTRAS = {"matplotlib": "bench"}
+_EXTRAS = {"matplotlib": "bench", "opentelemetry": "otel"}
 
 
 # Ctrl-C that counts, whatever the interrupted code makes of it.

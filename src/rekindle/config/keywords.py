@@ -76,6 +76,7 @@ class SettingsWithoutModel(TypedDict, total=False):
     stop_s: float
     drain_s: float
     record: str | Path | None
+    traces: bool
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
     models: str | Path | None

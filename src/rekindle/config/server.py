@@ -89,6 +89,11 @@ class ServerSettings:
         detail="A directory must exist. See [replay.md](replay.md).",
         unset="off",
     )
+    traces: bool = setting(
+        False,
+        "send a trace of each request to an OpenTelemetry collector, which the variables OTEL_* name",
+        detail="Needs `rekindle[otel]`. See [operating.md](operating.md#traces).",
+    )
     log_format: Literal["text", "json"] = setting("text", "lines for people, or one JSON object a line")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe lines to write; requests are info, failures of the server warning"

@@ -7,8 +7,9 @@ The event loop only speaks HTTP: code here waits for the engine with `await` or 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -56,6 +57,9 @@ from rekindle.server.schema import schema_router
 from rekindle.server.tokens import tokens_router
 from rekindle.text.length import PromptBound
 
+if TYPE_CHECKING:
+    from rekindle.server.observers.traces import Traces
+
 RAW_PREFIXES = ("/v1/agents/", "/v1/coordination/")
 
 
@@ -98,21 +102,22 @@ class RequestForms:
 
 
 class App(FastAPI):
-    """The application, its keys, its shutdown gate, and what it closes: recorder, stored responses, ends of sessions,
-    counts of tokens, extensions.
+    """The application, its keys, its shutdown gate, and what it closes: recorder, stored responses, counts of tokens,
+    extensions, and what `ends` with it.
 
-    Extensions are closed at the end of the lifespan, while the event loop runs; the rest in `close`.
+    Extensions are closed at the end of the lifespan, while the event loop runs; the rest in `close`. `around` gives all
+    routes what observes requests.
     """
 
     def __init__(
         self,
         recorder: Recorder | None,
         responses: StoredResponses,
-        endings: Endings,
-        metrics: Metrics,
         *,
+        around: Callable[[ASGIApp], ASGIApp],
         keys: Keys,
         quotas: Quotas,
+        ends: Sequence[Callable[[], None]],
         bound: PromptBound | None,
     ) -> None:
         super().__init__(
@@ -132,10 +137,10 @@ class App(FastAPI):
         self.bound = bound
         self.recorder = recorder
         self.responses = responses
-        self.endings = endings
+        self._ends = tuple(ends)
         self.extensions: tuple[Extension, ...] = ()
         # Outside starlette's own middleware, which answers crashes: these are counted and logged, too.
-        self._outermost = Logged(Counted(super().__call__, metrics=metrics))
+        self._outermost = Logged(around(super().__call__))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer and log one request, or run the lifespan."""
@@ -165,9 +170,10 @@ class App(FastAPI):
         )
 
     def close(self) -> None:
-        """Stop workers and ends of sessions, and write all pending responses, recorded requests and counts."""
+        """Stop workers and what ends with it, and write all pending responses, recorded requests and counts."""
         self.workers.stop()
-        self.endings.close()
+        for end in self._ends:
+            end()
         self.responses.close()
         self.quotas.close()
         if self.recorder is not None:
@@ -185,10 +191,19 @@ def create_app(
     log, keys = RequestLog(), Keys(settings)
     quotas = _open_quotas(engine, keys, clock)
     metrics.registry.register(UsageCollector(quotas))
-    observers: list[Observer] = [metrics, history, today, Usage(quotas)]
+    traces = _open_traces(settings, served.name)
+    observers: list[Observer] = [metrics, history, today, Usage(quotas), *([traces] if traces else [])]
     responses = _open_responses(engine, settings)
     endings = Endings(engine)
-    app = App(recorder, responses, endings, metrics, keys=keys, quotas=quotas, bound=engine.encoder.bound)
+    app = App(
+        recorder,
+        responses,
+        around=lambda inner: Counted(traces.around(inner) if traces else inner, metrics=metrics),
+        keys=keys,
+        quotas=quotas,
+        ends=[endings.close, *([traces.close] if traces else [])],
+        bound=engine.encoder.bound,
+    )
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
     receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
@@ -256,6 +271,14 @@ def _open_quotas(engine: Engine, keys: Keys, clock: Callable[[], float]) -> Quot
     quotas = Quotas(keys.tokens_per_day, path, clock=clock)
     quotas.start()
     return quotas
+
+
+def _open_traces(settings: ServerSettings, model: str) -> Traces | None:
+    if not settings.traces:
+        return None
+    from rekindle.server.observers.traces import Traces  # the SDK is an extra
+
+    return Traces(model)
 
 
 def _recorder(settings: ServerSettings, model: str) -> Recorder | None:

@@ -258,7 +258,7 @@ class BoundedProtocol(H11Protocol):
             self.timeout_keep_alive_task = self.loop.call_later(DRAIN_IDLE_S, self.timeout_keep_alive_handler)
         elif not self.cycle.response_started:
             headers = self.cycle.scope["headers"]
-            # As if the client had asked: uvicorn answers in kind.
+            # As if the client had asked for it: uvicorn answers in kind.
             self.cycle.scope["headers"] = [*headers, CLOSE]
 
     def _is_answering(self) -> bool:

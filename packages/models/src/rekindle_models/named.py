@@ -25,7 +25,7 @@ from rekindle.server.responses.lookup import holds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # Of the settings of servers, those that the process of a model has as well.
-PASSED_ON = frozenset({"strict", "max_body_bytes", "stop_s", "log_format", "log_level"})
+PASSED_ON = frozenset({"strict", "max_body_bytes", "stop_s", "traces", "log_format", "log_level"})
 OF_TABLES = frozenset({"strict", "record"})
 STORES = "models"  # folder of the store's directory
 
