@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rekindle import __version__
 from rekindle.cli import app
 from rekindle.config import ServerSettings
 from rekindle.config.key_file import KeyFile
@@ -115,6 +116,9 @@ def test_a_server_follows_the_file(served: Served, tmp_path: Path, caplog: pytes
         health = running.send("GET", "/health/ready", key=bo).json
         assert health["status"] == "degraded" and "requests_per_minute: must be" in health["problems"][0]
         assert caplog.text.count("the keys that were read before stay") == 1
+        figures = running.send("GET", "/metrics", key=root).body.decode()
+        assert "\nrekindle_problems 1.0\n" in figures and "\nrekindle_computes 1.0\n" in figures
+        assert "\nprocess_open_fds " in figures and f'rekindle_build_info{{version="{__version__}"}}' in figures
         path.unlink()
         assert (status(ada), status("of-the-settings")) == (200, 200)
         path.write_text(sound + "[namespaces.ada]\nrequests_per_minute = 2\n")

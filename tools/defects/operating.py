@@ -83,4 +83,11 @@ OPERATING: tuple[Mutant, ...] = (
         OF_TRACES,
     ),
     one("spans lost at a stop", TRACES, "        self._provider.shutdown()\n", "        pass\n", OF_TRACES),
+    one(
+        "problems of the server alone that no figure has",
+        "server/observers/gauges.py",
+        "len(health.problems) + len(self._problems())",
+        "len(health.problems)",
+        "tests/server/test_key_file.py::test_a_server_follows_the_file",
+    ),
 )

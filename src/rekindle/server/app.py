@@ -38,7 +38,7 @@ from rekindle.server.gate.tenants import TenantRequests, TokensPerDay
 from rekindle.server.info import elsewhere_router, figures_router, health_router, models_router
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.endings import Endings
-from rekindle.server.observers.gauges import EngineCollector
+from rekindle.server.observers.gauges import EngineCollector, HealthCollector
 from rekindle.server.observers.history import History
 from rekindle.server.observers.log import Logged, RequestLog
 from rekindle.server.observers.metrics import Counted, Metrics
@@ -204,6 +204,7 @@ def create_app(
         ends=[endings.close, *([traces.close] if traces else [])],
         bound=engine.encoder.bound,
     )
+    metrics.registry.register(HealthCollector(engine, app.problems))
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
     receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)

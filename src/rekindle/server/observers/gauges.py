@@ -6,7 +6,7 @@ lacks are omitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,30 @@ TIER = (
     _Figure("failures", "object_tier_failures", "counter", "Exports and imports that failed, or were given up"),
     _Figure("stored_bytes", "object_tier_stored_bytes", "gauge", "Bytes of blocks, when this replica last collected"),
 )
+
+
+class HealthCollector(Collector):
+    """What the health routes say, as figures; `problems` adds those that the engine does not know of."""
+
+    def __init__(self, engine: Engine, problems: Callable[[], Sequence[str]]) -> None:
+        self._engine = engine
+        self._problems = problems
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: registering must not query the engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield how many problems there are, and whether replies can be computed."""
+        health = self._engine.health()
+        num_problems = len(health.problems) + len(self._problems())
+        for name, what, value in (
+            ("problems", "Problems that /health/ready names: with any, health is degraded or worse", num_problems),
+            ("computes", "0 while a backend, which computes, cannot be used", health.computes),
+        ):
+            family = GaugeMetricFamily(f"rekindle_{name}", what)
+            family.add_metric([], value)
+            yield family
 
 
 class EngineCollector(Collector):

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rekindle import __version__
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.border import CLIENT_LEFT, problem_of
 from rekindle.server.gate.caller import Caller
@@ -40,6 +41,8 @@ class Metrics:
 
     def __init__(self, model: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, open files and their limit, start: under everybody's names
+        Info("rekindle_build", "What runs here", registry=self.registry).info({"version": __version__})
         self.clock = clock
         kind = ("outcome", "tier")
         self.first_token = self._histogram("first_token_seconds", "From submit to the first token", kind, WAITS_S)
