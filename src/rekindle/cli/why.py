@@ -25,7 +25,7 @@ NORMALISED = {
     "attribution": "left out the attribution line",
     "dates": "left out a line with date or time",
     "tools": "put the tools in order",
-    "compaction": "kept the tools of before in a history without them",
+    "compaction": "kept as it was before a summary",
     "tail": "moved to the first user message: the changing end",
 }
 

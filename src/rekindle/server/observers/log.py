@@ -168,7 +168,7 @@ def _dearest(report: Report) -> dict[str, int]:
 
 
 def _taken_out(kind: str, tokens: int) -> str:
-    done = {"tools": "tools put in order", "tail": "tail moved", "compaction": "tools kept"}.get(
+    done = {"tools": "tools put in order", "tail": "tail moved", "compaction": "kept as before the summary"}.get(
         kind, f"{kind} taken out"
     )
     return f"{done} (would have cost {tokens:,} tokens)" if tokens else done
