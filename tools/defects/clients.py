@@ -109,7 +109,7 @@ CLIENTS = (
         "engine/intake/rewrites.py",
         "if rest + LEAST_GAIN > rest_as_sent or not",
         "if not",
-        f"{QUOTES}::test_a_quoted_history_is_read_as_it_was",
+        f"{QUOTES}::test_a_quote_stays_where_its_messages_are_more_to_compute",
     ),
     one(
         "reasoning that a client quotes and the template drops, lost",
