@@ -324,6 +324,31 @@ def test_a_slot_is_a_number_or_a_text_and_a_secret_has_no_flag(tmp_path: Path) -
     assert variables(settings, tmp_path)["secret"] == "hunter2 and more of it"  # for a process of our own
 
 
+def test_the_key_of_a_store_is_64_digits_from_a_variable_or_a_file(tmp_path: Path) -> None:
+    digits, path = "0aB3" * 16, tmp_path / "store.key"
+    path.write_text(f"{digits}\n")
+    for given in ({"REKINDLE_STORE_KEY": digits}, {"REKINDLE_STORE_KEY_FILE": str(path)}):
+        settings = Settings.load({}, given)
+        assert settings.store.master_key() == bytes.fromhex(digits)
+        assert digits not in repr(settings) + json.dumps(flags_of(settings), default=str)
+        passed_on = variables(settings, tmp_path)  # to a process of our own
+        assert {f"REKINDLE_{name.upper()}": value for name, value in passed_on.items() if "store_key" in name} == given
+    assert (SETTINGS["store_key"].flag, SETTINGS["store_key_file"].flag) == (None, "--store-key-file")
+    assert StoreSettings().master_key() is None
+    for text in ("hunter2", digits + "0", digits[:-1] + "g", ""):
+        with pytest.raises(ConfigError, match=r"^store_key: it is no key, which is 64 hexadecimal digits") as caught:
+            StoreSettings(key=text)
+        assert "hunter2" not in str(caught.value)
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"^store_key_file: .* holds no key") as caught:
+            StoreSettings(key_file=path).master_key()
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError, match="both given"):
+        StoreSettings(key=digits, key_file=path)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        StoreSettings(key_file=tmp_path / "missing").master_key()
+
+
 def test_a_slot_has_sessions_of_its_own_and_shares_responses(tmp_path: Path) -> None:
     store = StoreSettings(dir=tmp_path, slot="3")
     assert (store.directory(), store.own_directory()) == (tmp_path, tmp_path / "slot-3")

@@ -33,7 +33,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import ChatResult, GenerationRequest
 from rekindle.errors import StoreError
 from rekindle.model.params import SamplingParams
-from rekindle.store.files.directory import derived_secret
+from rekindle.store.files.keys import derived_secret
 from rekindle.text.messages import normalise_messages
 from rekindle.tier.sealing import HEADS, Sealer
 from rekindle_pocket import conversations

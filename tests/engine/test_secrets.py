@@ -11,7 +11,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import StoreError
-from rekindle.store.files.directory import derived_secret
+from rekindle.store.files.keys import derived_secret
 from tests.proofs import proved
 from tests.store.chains import open_store
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from rekindle.errors import Conflict, NotFound, StoreError
+from rekindle.store.files.keys import Given
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.log.inventory import Card
 from rekindle_sessions.log.records import Memory, SessionRecords
@@ -112,6 +113,27 @@ def test_sessions_are_there_when_the_file_is_opened_again(path: Path) -> None:
     again.delete(kept.number, "team", [])
     assert again.cards() == []
     again.close()
+
+
+def test_an_encrypted_file_says_nothing_without_its_key(path: Path) -> None:
+    given = Given(master=bytes(range(32)))
+    with closing(SessionRecords.open(path, given=given)) as records:
+        number = records.create("team-of-ours", "session-of-ours", PLAN, {"Ada": PRELUDE}, now=5.0)
+        records.append(number, 0, EVENTS, now=6.0)
+        gone = records.create("team-of-ours", "another", PLAN, {}, now=5.0)
+        records.delete(gone, "team-of-ours", [Memory("ada-of-ours", 7.0, PRELUDE)])
+        said = (b"of-ours", b"another", b"You are Ada.", b"Hello.", b"MessagePosted", b"participants", given.master)
+        for file in path.parent.iterdir():
+            assert not [piece for piece in said if piece and piece in file.read_bytes()], file
+        records.check()
+    with pytest.raises(StoreError, match="no key is given"):
+        SessionRecords.open(path)
+    with closing(SessionRecords.open(path, given=given)) as again:
+        kept = again.session(number)
+        assert (kept.id, kept.plan, kept.preludes, kept.events) == ("session-of-ours", PLAN, {"Ada": PRELUDE}, EVENTS)
+        assert again.remembered("team-of-ours", "ada-of-ours") == Memory("ada-of-ours", 7.0, PRELUDE)
+        assert again.forget("team-of-ours", "ada-of-ours") and again.remembered("team-of-ours", "ada-of-ours") is None
+        again.check()
 
 
 def test_file_is_its_owners(records: SessionRecords, path: Path) -> None:

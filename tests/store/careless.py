@@ -58,8 +58,8 @@ def punches_before_it_commits(patch: pytest.MonkeyPatch) -> None:
     made, free = list[Shards](), SlotTable.free
     init = Shards.__init__
 
-    def remembered(self: Shards, *args: Any) -> None:
-        init(self, *args)
+    def remembered(self: Shards, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
         made.append(self)
 
     def free_and_punch(self: SlotTable, slots: Sequence[Slot]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.store import admin
-from rekindle.store.files.directory import derived_secret
+from rekindle.store.files.keys import derived_secret
 from rekindle.store.replica_slots import ReplicaSlots
 from rekindle.store.warm import WarmStore
 from tests.forks import forking

@@ -8,6 +8,7 @@ from tools.defects.clients import CLIENTS
 from tools.defects.computing import COMPUTING
 from tools.defects.devices import DEVICES
 from tools.defects.drawing import DRAWN
+from tools.defects.encryption import ENCRYPTION
 from tools.defects.fleets import FLEET
 from tools.defects.front import FRONTS
 from tools.defects.gate import GATE
@@ -63,6 +64,7 @@ MUTANTS = (
     *FLEET,
     *REPLICAS,
     *SECRET,
+    *ENCRYPTION,
     *TIER,
     *AGENT_FILES,
     *FRONTS,

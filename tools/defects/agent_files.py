@@ -83,16 +83,16 @@ AGENT_FILES: tuple[Mutant, ...] = (
     Mutant(
         "an end of a sealed file that can be cut off",
         (
-            Edit(SEALED, "encrypt(_NONCE.pack(number, last)", "encrypt(_NONCE.pack(number, 0)"),
-            Edit(SEALED, "decrypt(_NONCE.pack(number, last)", "decrypt(_NONCE.pack(number, 0)"),
+            Edit(SEALED, "seal_at(_NONCE.pack(number, last)", "seal_at(_NONCE.pack(number, 0)"),
+            Edit(SEALED, "open_at(_NONCE.pack(number, last)", "open_at(_NONCE.pack(number, 0)"),
         ),
         (f"{OF_SEALED}::test_nothing_of_it_can_be_changed_moved_or_left_out",),
     ),
     Mutant(
         "chunks of a sealed file that can be moved",
         (
-            Edit(SEALED, "encrypt(_NONCE.pack(number, last)", "encrypt(_NONCE.pack(0, last)"),
-            Edit(SEALED, "decrypt(_NONCE.pack(number, last)", "decrypt(_NONCE.pack(0, last)"),
+            Edit(SEALED, "seal_at(_NONCE.pack(number, last)", "seal_at(_NONCE.pack(0, last)"),
+            Edit(SEALED, "open_at(_NONCE.pack(number, last)", "open_at(_NONCE.pack(0, last)"),
         ),
         (f"{OF_SEALED}::test_nothing_of_it_can_be_changed_moved_or_left_out",),
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tools.defects.mutant import Mutant, one
 
 SLOTS = "store/replica_slots.py"
-DIRECTORY = "store/files/directory.py"
 TESTS = "tests/store/test_replica_slots.py"
 ENGINE = "tests/engine/test_replicas.py"
 
@@ -34,8 +33,8 @@ REPLICAS: tuple[Mutant, ...] = (
     one(
         "a slot of another secret opened",
         SLOTS,
-        "if not hmac.compare_digest(directory_secret(directory, self._fs), secret):",
-        "if not directory_secret(directory, self._fs):",
+        "if not hmac.compare_digest(directory_keys(directory, self._fs, self._given.master).secret, secret):",
+        "if not directory_keys(directory, self._fs, self._given.master):",
         f"{TESTS}::test_one_that_cannot_be_used_is_passed_over[secret]",
     ),
     one(
@@ -47,9 +46,9 @@ REPLICAS: tuple[Mutant, ...] = (
     ),
     one(
         "a secret for each slot",
-        DIRECTORY,
-        "new = store_secret(directory.parent, fs, new)",
-        "new = None",
+        "store/files/keys.py",
+        "content = _content(directory.parent / FILE, fs)",
+        "content = secrets.token_bytes(SECRET_BYTES)",
         f"{TESTS}::test_each_has_its_own_and_a_free_one_is_warm",
     ),
     one(

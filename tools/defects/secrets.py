@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from tools.defects.mutant import Mutant, one
 
-DIRECTORY = "store/files/directory.py"
+KEYS = "store/files/keys.py"
 SECRETS = "tests/engine/test_secrets.py"
 
 SECRET: tuple[Mutant, ...] = (
     one(
         "another secret taken",
-        DIRECTORY,
-        "if wanted is not None and not hmac.compare_digest(secret, wanted):",
-        "if wanted is not None and not secret:",
+        KEYS,
+        "if wanted is not None and not hmac.compare_digest(keys.secret, wanted):",
+        "if wanted is not None and not keys.secret:",
         f"{SECRETS}::test_another_secret_is_refused_before_the_weights_are_loaded",
     ),
     one(
         "a secret that is not derived",
-        DIRECTORY,
-        "secrets.token_bytes(SECRET_BYTES) if new is None else new",
+        KEYS,
+        "secrets.token_bytes(SECRET_BYTES) if secret is None else secret",
         "secrets.token_bytes(SECRET_BYTES)",
         f"{SECRETS}::test_names_are_equal_where_the_secret_is",
     ),
@@ -32,15 +32,15 @@ SECRET: tuple[Mutant, ...] = (
     one(
         "a secret compared after the weights are loaded",
         "engine/builder.py",
-        "given_secret(directory, settings.store.secret, fs)",
+        "given_keys(directory, given, fs)",
         "pass",
         f"{SECRETS}::test_another_secret_is_refused_before_the_weights_are_loaded",
     ),
     one(
         "a secret among the settings of a measurement",
         "harness/client.py",
-        'left_out = ("store", "secret")',
-        'left_out = ("store",)',
+        'left_out = ("store", "secret", ',
+        'left_out = ("store", ',
         "tests/test_config.py::test_a_slot_is_a_number_or_a_text_and_a_secret_has_no_flag",
     ),
     one(
@@ -53,7 +53,7 @@ SECRET: tuple[Mutant, ...] = (
     one(
         "a random secret once a full disk has room",
         "server/app.py",
-        "max_bytes=most, secret=store.secret)",
+        "max_bytes=most, given=Given.of(store))",
         "max_bytes=most)",
         "tests/server/test_starting_degraded.py::test_a_server_starts_on_a_full_disk[slot]",
     ),

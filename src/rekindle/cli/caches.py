@@ -93,8 +93,11 @@ def check(settings: Settings, which: WhichArgument = None, as_json: JsonOption =
     """Verify every record; list what is damaged and what each agent loses by it; exit code 1 if anything is damaged."""
     directory = settings.store.directory()
     stores = _chosen(directory, which)
+    master = settings.store.master_key()
     with _progress(as_json) as advance:
-        reports = [admin.check_store(store.parent(directory), store.fingerprint, advance) for store in stores]
+        reports = [
+            admin.check_store(store.parent(directory), store.fingerprint, advance, master=master) for store in stores
+        ]
     if as_json:
         typer.echo(json.dumps(_named(stores, reports)))
     else:
@@ -128,8 +131,10 @@ def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption
     """Rebuild the index from the records; agents keep their names as far as the old index still has them."""
     directory = settings.store.directory()
     stores = _chosen(directory, which)
-    spaces = settings.server.namespaces()
-    reports = [admin.rebuild_store(store.parent(directory), store.fingerprint, spaces) for store in stores]
+    spaces, master = settings.server.namespaces(), settings.store.master_key()
+    reports = [
+        admin.rebuild_store(store.parent(directory), store.fingerprint, spaces, master=master) for store in stores
+    ]
     if as_json:
         typer.echo(json.dumps(_named(stores, reports)))
         return 0

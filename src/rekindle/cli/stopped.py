@@ -17,6 +17,7 @@ from rekindle.errors import NotFound, StoreError, StoreLocked
 from rekindle.extensions import extensions, load
 from rekindle.store import admin
 from rekindle.store.files.directory import remove_set_aside
+from rekindle.store.files.keys import Given
 from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.rows.written import day_of
 from rekindle.store.values import SequenceRecord
@@ -24,10 +25,10 @@ from rekindle.store.values import SequenceRecord
 
 def agents_in(settings: StoreSettings, unreachable: Unreachable) -> list[dict[str, Any]]:
     """Describe every agent as a server would, most recently used first; StoreLocked if a process uses a store."""
-    found = []
+    found, master = [], settings.master_key()
     for store in _unlocked(settings.directory(), unreachable):
         branches = defaultdict(list)
-        for record in admin.agents_of(store.parent(settings.directory()), store.fingerprint):
+        for record in admin.agents_of(store.parent(settings.directory()), store.fingerprint, master=master):
             if not kind_of(record.agent).is_temporary:
                 branches[record.namespace, record.agent].append(record)
         found += [_described(store.model, records) for records in branches.values()]
@@ -68,16 +69,17 @@ def agent_in(settings: StoreSettings, agent: str, unreachable: Unreachable) -> d
 
 def purge_in(settings: StoreSettings, namespace: str, agent: str, unreachable: Unreachable) -> dict[str, Any]:
     """Purge an agent from every model's store that has it, and its texts; return the sum of the proofs."""
-    directory, proofs, known = settings.directory(), [], set()
+    directory, proofs, known = settings.directory(), list[admin.PurgeProof](), set[tuple[str, str]]()
+    master = settings.master_key()
     stores = _unlocked(directory, unreachable)
     num_responses = _forget_texts(settings, namespace, agent)  # first: if a file refuses, all can be purged again
     for store in stores:
         place = store.parent(directory)
-        here = {(record.namespace, record.agent) for record in admin.agents_of(place, store.fingerprint)}
+        here = {(record.namespace, record.agent) for record in admin.agents_of(place, store.fingerprint, master=master)}
         known |= here
         marked = breakpoint_prefix(agent)  # perhaps only breakpoints of its requests are left
         if any(space == namespace and (name == agent or name.startswith(marked)) for space, name in here):
-            proofs.append(admin.purge_agent(place, store.fingerprint, namespace, agent))
+            proofs.append(admin.purge_agent(place, store.fingerprint, namespace, agent, master=master))
     if not proofs and not num_responses:
         raise _unknown(settings, agent, [name for space, name in known if space == namespace])
     responses, sessions = _text_files(settings)
@@ -108,11 +110,17 @@ def _forget_texts(settings: StoreSettings, namespace: str, agent: str) -> int:
                 "pip install 'rekindle[serve]', or remove the file"
             )
         for forget in forgetting:
-            forget(path, namespace, agent)
+            forget(path, namespace, agent, Given.of(settings))
     if not responses.exists():
         return 0
     with closing(
-        open_records(responses, max_responses=MAX_RESPONSES, max_bytes=MAX_BYTES, retention_s=RETENTION_S)
+        open_records(
+            responses,
+            max_responses=MAX_RESPONSES,
+            max_bytes=MAX_BYTES,
+            retention_s=RETENTION_S,
+            given=Given.of(settings),
+        )
     ) as stored:
         return stored.forget(namespace, agent)
 

@@ -1,4 +1,4 @@
-"""Who has access: API keys and the namespaces they open, the store's secret, names of hosts.
+"""Who has access: API keys and the namespaces they open, the store's secret and key, names of hosts.
 
 Keys are a table `[api_keys]` of the TOML file (`team = "key"`), or `team=key,other=key` in the environment: never a
 flag, which every user of the machine could read.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ from rekindle.errors import ConfigError
 
 DEFAULT_NAMESPACE = "default"
 LEAST_SECRET = 16  # characters: hashes leave the process, so one that can be guessed offline protects nothing
+_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
+_MOST_KEY_BYTES = 1024  # of a file that holds one
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -53,6 +56,27 @@ def check_secret(secret: str) -> None:
 def check_namespace(name: str, where: str) -> None:
     """Raise ConfigError, which begins with `where`, if a namespace may not have this name."""
     need(_NAME.fullmatch(name) is not None, f"{where}: {name!r} is no name: 1 to 64 letters, digits, '.', '_', '-'")
+
+
+def master_key(key: str | None, file: Path | None) -> bytes | None:
+    """Return the key [32] of an encrypted store, from a text or from a file that holds one; None if neither is given.
+
+    ConfigError, which quotes no key, if both are given, the file cannot be read, or it is no key.
+    """
+    need(key is None or file is None, "store_key and store_key_file are both given: keep one of them")
+    if file is not None:
+        try:
+            with file.expanduser().open("rb") as opened:
+                content = opened.read(_MOST_KEY_BYTES).strip()
+        except OSError as error:
+            raise ConfigError(f"store_key_file: {file} cannot be read: {error.strerror or error}") from error
+        return _key(content.decode("ascii", "replace"), f"store_key_file: {file} holds")
+    return None if key is None else _key(key, "store_key: it is")
+
+
+def _key(text: str, what: str) -> bytes:
+    need(_HEX_KEY.fullmatch(text) is not None, f"{what} no key, which is 64 hexadecimal digits: `openssl rand -hex 32`")
+    return bytes.fromhex(text)
 
 
 def check_keys(api_key: str | None, api_keys: Mapping[str, str], admin_key: str | None) -> None:

@@ -33,6 +33,8 @@ class SettingsWithoutModel(TypedDict, total=False):
     store: str | Path | None
     slot: str | int
     secret: str | None
+    store_key: str | None
+    store_key_file: str | Path | None
     disk_bytes: int | str | None
     disk_writes_a_day: int | str | None
     agent_ttl_s: float | None

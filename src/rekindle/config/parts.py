@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rekindle.config.access import check_secret
+from rekindle.config.access import check_secret, master_key
 from rekindle.config.setting import Bounds, above, at_least, check_fields, computing, need, setting
 from rekindle.config.store_places import check_slot, data_directory, slot_directory, store_directory
 
@@ -180,6 +180,17 @@ class StoreSettings:
         unset="a random one for each store",
         given="secret",
     )
+    key: str | None = setting(
+        None,
+        "key that encrypts a new store and opens an encrypted one: 64 hexadecimal digits, `openssl rand -hex 32`",
+        detail="See [encryption.md](encryption.md).",
+        unset="not encrypted",
+        given="secret",
+        name="store_key",
+    )
+    key_file: Path | None = setting(
+        None, "file that holds the `store_key`, in its place", unset="none", name="store_key_file"
+    )
     disk_bytes: int | None = setting(
         None,
         "disk for warm KV in this directory, that of all models and KV formats together",
@@ -225,6 +236,12 @@ class StoreSettings:
         need(1 <= self.readers <= 64, f"readers must be from 1 to 64, not {self.readers}")
         if self.secret is not None:
             check_secret(self.secret)
+        if self.key is not None:
+            master_key(self.key, self.key_file)
+
+    def master_key(self) -> bytes | None:
+        """The key [32] of an encrypted store; None: it is clear. Reads `key_file`, if there is one; ConfigError."""
+        return master_key(self.key, self.key_file)
 
     def directory(self) -> Path:
         """`dir`, or this system's directory for user caches; slots share it."""

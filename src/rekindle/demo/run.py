@@ -28,7 +28,7 @@ from rekindle.demo.report import Figures, Turn, checks, summary, turn_line
 from rekindle.demo.script import AGENTS, Line, part, system_prompt
 from rekindle.errors import ConfigError
 from rekindle.harness.client import Client, Reply, ServerProcess, variables
-from rekindle.store.files.directory import make_directory
+from rekindle.store.files.keys import make_directory
 from rekindle.store.files.sync import OsFileSystem
 
 MAX_TOKENS = 28

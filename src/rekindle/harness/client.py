@@ -35,7 +35,7 @@ PORTS = range(10_000, 32_768)
 def flags_of(settings: Settings) -> dict[str, Any]:
     """Return names and values of the settings that affect measurements, none of them secret; `Settings.load` reads
     them back."""
-    left_out = ("store", "secret")
+    left_out = ("store", "secret", "store_key", "store_key_file")
     mine = (known for known in SETTINGS.values() if known.section != "server" and known.name not in left_out)
     flat = {known.name: getattr(getattr(settings, known.section), known.field) for known in mine}
     given = {name: value for name, value in flat.items() if value is not None and value != ()}
@@ -44,8 +44,9 @@ def flags_of(settings: Settings) -> dict[str, Any]:
 
 def variables(settings: Settings, store: Path) -> dict[str, str]:
     """Return all settings except the server's, with this store, as values of environment variables."""
-    secret = {} if settings.store.secret is None else {"secret": settings.store.secret}
-    given = {**flags_of(settings), **secret, "store": store}
+    own = settings.store
+    keys = {"secret": own.secret, "store_key": own.key, "store_key_file": own.key_file}
+    given = {**flags_of(settings), **{name: value for name, value in keys.items() if value is not None}, "store": store}
     return {name: _text(value) for name, value in given.items()}
 
 

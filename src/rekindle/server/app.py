@@ -55,6 +55,7 @@ from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.responses.stored import MAX_BYTES, StoredResponses
 from rekindle.server.schema import schema_router
 from rekindle.server.tokens import tokens_router
+from rekindle.store.files.keys import Given
 from rekindle.text.length import PromptBound
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def _add_generating(app: App, context: RouteContext) -> None:
 def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses:
     store = engine.settings.store
     most = min(MAX_BYTES, kept_bytes(engine, settings))
-    responses = StoredResponses(store.responses_path(), max_bytes=most, secret=store.secret)
+    responses = StoredResponses(store.responses_path(), max_bytes=most, given=Given.of(store))
     responses.start()
     return responses
 

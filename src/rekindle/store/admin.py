@@ -1,6 +1,7 @@
 """Offline maintenance of a store: list, check, rebuild, purge. Needs no model.
 
-Everything except `list_stores` takes the store's lock (StoreLocked while a server holds it). Owns no state.
+Everything except `list_stores` takes the store's lock (StoreLocked while a server holds it), and for an encrypted one
+its `master` key. Owns no state.
 """
 
 from __future__ import annotations
@@ -70,12 +71,13 @@ def check_store(
     fingerprint: str,
     progress: Progress = lambda done, total: None,
     *,
+    master: bytes | None = None,
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> CheckReport:
     """Verify the index and every record without repairing anything. `progress(done, total)` counts blocks."""
     fs = fs or OsFileSystem()
-    with _claimed(directory, fingerprint, fs) as (place, described):
+    with _claimed(directory, fingerprint, master, fs) as (place, described):
         if place.index_path.stat().st_size == 0 and place.has_shards():
             return CheckReport(0, [], [], "the index is missing: rebuild it from the records")
         try:
@@ -94,12 +96,13 @@ def rebuild_store(
     fingerprint: str,
     namespaces: Sequence[str] = ("default",),
     *,
+    master: bytes | None = None,
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> RebuildReport:
     """Rebuild the index from the records. The old index is set aside; agents still readable in it are recovered."""
     fs = fs or OsFileSystem()
-    with _claimed(directory, fingerprint, fs) as (place, described):
+    with _claimed(directory, fingerprint, master, fs) as (place, described):
         if place.index_path.stat().st_size:
             place.set_index_aside()
         spaces = {*namespaces, *described.namespaces}
@@ -116,11 +119,12 @@ def purge_agent(
     namespace: str,
     agent: str,
     *,
+    master: bytes | None = None,
     clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> PurgeProof:
     """Delete an agent, its breakpoints and the blocks only it used, with proof, as `WarmStore.purge` does."""
-    with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
+    with _opened(directory, fingerprint, master, clock, fs or OsFileSystem()) as parts:
         known = {each.agent for each in parts.index.sequences() if each.namespace == namespace}
         kept = sorted(each for each in known if each.startswith(breakpoint_prefix(agent)))
         try:
@@ -139,35 +143,51 @@ def _purged(parts: OpenedStore, namespace: str, agents: Sequence[str]) -> PurgeP
 
 
 def agents_of(
-    directory: Path, fingerprint: str, *, clock: Callable[[], float] = time.time, fs: FileSystem | None = None
+    directory: Path,
+    fingerprint: str,
+    *,
+    master: bytes | None = None,
+    clock: Callable[[], float] = time.time,
+    fs: FileSystem | None = None,
 ) -> list[SequenceRecord]:
     """Every branch of every agent."""
-    with _opened(directory, fingerprint, clock, fs or OsFileSystem()) as parts:
+    with _opened(directory, fingerprint, master, clock, fs or OsFileSystem()) as parts:
         return parts.index.sequences()
 
 
 @contextmanager
-def _claimed(directory: Path, fingerprint: str, fs: FileSystem) -> Iterator[tuple[StoreDirectory, Description]]:
+def _claimed(
+    directory: Path, fingerprint: str, master: bytes | None, fs: FileSystem
+) -> Iterator[tuple[StoreDirectory, Description]]:
     """Lock the store and read its description; StoreError if there is none."""
     path = directory / fingerprint
     if len(fingerprint) != 64 or not path.is_dir():
         raise StoreError(f"there is no store {fingerprint} in {directory}: see which there are with `cache stats`")
-    described = read_description(path, fs)
-    place = StoreDirectory.claim(directory, bytes.fromhex(fingerprint), fs)
+    read_description(path, fs)
+    place = StoreDirectory.claim(directory, bytes.fromhex(fingerprint), fs, master)
     try:
-        yield place, described
+        yield place, read_description(path, fs, place.keys)
     finally:
         place.release()
 
 
 @contextmanager
-def _opened(directory: Path, fingerprint: str, clock: Callable[[], float], fs: FileSystem) -> Iterator[OpenedStore]:
-    with _claimed(directory, fingerprint, fs) as (place, described):
+def _opened(
+    directory: Path, fingerprint: str, master: bytes | None, clock: Callable[[], float], fs: FileSystem
+) -> Iterator[OpenedStore]:
+    with _claimed(directory, fingerprint, master, fs) as (place, described):
         parts = open_store(place, described.layout, SHARD_BYTES, fs, clock, described.namespaces)
         try:
             yield parts
         finally:
             parts.close()
+
+
+def _shards(
+    place: StoreDirectory, formats: Sequence[RecordFormat], slots: Sequence[int] | None, fs: FileSystem
+) -> Shards:
+    is_encrypted = place.keys.data is not None
+    return Shards(place.path, formats, slots or [1] * len(formats), fs, are_sealed=is_encrypted)
 
 
 def _checked(
@@ -179,7 +199,7 @@ def _checked(
     except AssertionError as error:
         problem = f"{error}; rebuild it from the records"
     formats = [RecordFormat.of(described.layout, part.index) for part in described.layout.parts]
-    with closing(Shards(place.path, formats, shard_slots(index) or [1] * len(formats), fs)) as shards:
+    with closing(_shards(place, formats, shard_slots(index), fs)) as shards:
         hashes = index.hashes()
         damaged = dict(damaged_blocks(index, shards, hashes, progress))
     lost = shortened_branches(index, damaged.keys())

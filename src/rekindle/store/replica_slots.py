@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rekindle.config import NUM_SLOTS, StoreSettings, slot_directory, slot_numbers
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
-from rekindle.store.files.directory import SECRET_BYTES, derived_secret, directory_secret, given_secret
+from rekindle.store.files.keys import SECRET_BYTES, Given, derived_secret, directory_keys, given_keys
 from rekindle.store.files.sync import FileSystem, OsFileSystem
 from rekindle.store.maintenance.stale import collect_stale, holder
 from rekindle.store.warm import WarmStore
@@ -45,6 +45,7 @@ class ReplicaSlots:
     ) -> None:
         self.settings = settings
         self._directory = settings.directory()
+        self._given = Given.of(settings)
         self._fingerprint = fingerprint.hex()
         self._fs = fs or OsFileSystem()
         self._num_slots = num_slots
@@ -60,10 +61,10 @@ class ReplicaSlots:
         slot = self.settings.slot
         if slot == "off":
             if self.settings.secret is not None:
-                given_secret(self._directory, self.settings.secret, self._fs)
+                given_keys(self._directory, self._given, self._fs)
             return open_in(self._directory, self.settings)
         self.settings = replace(self.settings, slot="0" if slot == "auto" else slot)
-        secret = given_secret(self._directory, self.settings.secret, self._fs)
+        secret = given_keys(self._directory, self._given, self._fs).secret
         store = self._first(open_in, secret) if slot == "auto" else self._named(open_in, secret, int(slot))
         ttl = self.settings.stale_ttl_s  # in the slots that no process uses any more, too
         collect_stale(self._directory, self._fingerprint, ttl, clock=self._clock, fs=self._fs)
@@ -126,7 +127,7 @@ class ReplicaSlots:
     def _opened(self, open_in: Open, secret: bytes, number: int) -> WarmStore:
         directory = slot_directory(self._directory, number)
         self.settings = replace(self.settings, slot=str(number))
-        if not hmac.compare_digest(directory_secret(directory, self._fs), secret):
+        if not hmac.compare_digest(directory_keys(directory, self._fs, self._given.master).secret, secret):
             raise StoreError(
                 f"{directory} has another secret than {self._directory}, from where it was made: what it holds would "
                 "not be found; move it away, and open it by itself as store"

@@ -6,7 +6,7 @@ All frozen; token ids are u32 [n].
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +41,12 @@ class SavingBlock:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the record of a part is, and the checksum of its payload."""
+    """Where the record of a part is, and the checksum of its payload; in an encrypted store its seal instead."""
 
     part: int
     slot: int
     crc: int
+    seal: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

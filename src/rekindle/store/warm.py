@@ -125,9 +125,10 @@ class WarmStore:
         a branch is cut to `num_tokens` by eviction, 0 if it is gone. `read_records`: the kernels' (None: Python loads).
         """
         fs = fs or OsFileSystem()
-        place = StoreDirectory.claim(directory, fingerprint, fs)
+        place = StoreDirectory.claim(directory, fingerprint, fs, settings.master_key())
         try:
-            described = describe(place.path, Description(model, layout, tuple(namespaces), made_from), fs)
+            description = Description(model, layout, tuple(namespaces), made_from)
+            described = describe(place.path, description, fs, place.keys)
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, clock=clock, fs=fs)
             return cls(

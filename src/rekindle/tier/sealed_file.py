@@ -19,13 +19,15 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from rekindle.errors import ConfigError
+from rekindle.store.files.ciphers import KEY_BYTES, TAG_BYTES, Changed, Sealing
 from rekindle.tier.agent_file import refused
 
 MAGIC = b"RKSEALED"
 VERSION = 1
-SALT_BYTES, KEY_BYTES, TAG_BYTES = 16, 32, 16
+SALT_BYTES = 16
 CHUNK = 1 << 20
 COST, BLOCK_SIZE, LANES = 1 << 16, 8, 1  # of scrypt: 64 MiB, a quarter of a second
+_MISSING = "a passphrase needs a package that is not installed: pip install cryptography"
 _HEAD = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
 _NONCE = struct.Struct("<QxxxB")  # a chunk's number; 1: it is the last one
@@ -37,29 +39,26 @@ class _Cipher:
 
     def __init__(self, passphrase: bytes, head: bytes) -> None:
         try:
-            from cryptography.exceptions import InvalidTag
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
         except ImportError as error:
-            raise ConfigError("a passphrase needs a package that is not installed: pip install cryptography") from error
+            raise ConfigError(_MISSING) from error
         if not passphrase:
             raise ConfigError("the passphrase is empty")
         salt = head[-SALT_BYTES:]
         key = Scrypt(salt=salt, length=KEY_BYTES, n=COST, r=BLOCK_SIZE, p=LANES).derive(passphrase)
-        self._cipher = AESGCM(key)
-        self._changed = InvalidTag
+        self._sealing = Sealing(key, missing=_MISSING)
         self._head = head
 
     def seal(self, number: int, chunk: bytes, *, last: bool) -> bytes:
         """Return a chunk as it is written."""
-        sealed = self._cipher.encrypt(_NONCE.pack(number, last), chunk, self._head)
+        sealed = self._sealing.seal_at(_NONCE.pack(number, last), chunk, self._head)
         return _LENGTH.pack(len(sealed)) + sealed
 
     def open(self, number: int, sealed: bytes, *, last: bool) -> bytes:
         """Return the content of a chunk; BadRequest if it is not the one of this number, key and place."""
         try:
-            return self._cipher.decrypt(_NONCE.pack(number, last), sealed, self._head)
-        except self._changed:
+            return self._sealing.open_at(_NONCE.pack(number, last), sealed, self._head)
+        except Changed:
             raise refused("the passphrase is another one, or the file was changed") from None
 
 

@@ -9,15 +9,14 @@ that was copied to another name does not open, like any that was changed.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.errors import ConfigError
+from rekindle.store.files import ciphers
+from rekindle.store.files.ciphers import Changed, Sealing, derived_key
 
 MAGIC = b"RKTIER1\n"
-NONCE_BYTES = 12
-OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
+OVERHEAD = len(MAGIC) + ciphers.OVERHEAD
 BLOCKS, HEADS, PURGED = "blocks", "heads", "purged"
 
 
@@ -39,28 +38,21 @@ class Sealer:
     """Seals and opens objects, and derives names that do not show what they name. Any thread."""
 
     def __init__(self, secret: bytes) -> None:
-        try:
-            from cryptography.exceptions import InvalidTag
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError as error:
-            raise ConfigError("tier needs packages that are not installed: pip install 'rekindle[tier]'") from error
-        self._cipher = AESGCM(_key(secret, b"rekindle.seal"))
-        self._changed = InvalidTag
-        self._name_key = _key(secret, b"rekindle.names")
+        missing = "tier needs packages that are not installed: pip install 'rekindle[tier]'"
+        self._sealing = Sealing(derived_key(secret, b"rekindle.seal"), missing=missing)
+        self._name_key = derived_key(secret, b"rekindle.names")
 
     def seal(self, name: str, data: bytes) -> bytes:
         """Return `data` encrypted for the object `name`."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        return MAGIC + nonce + self._cipher.encrypt(nonce, data, name.encode())
+        return MAGIC + self._sealing.seal(data, name.encode())
 
     def open(self, name: str, sealed: bytes) -> bytes:
         """Return the data of the object `name`; BadObject if any bit of it, its name or the secret is another."""
-        start = len(MAGIC) + NONCE_BYTES
         if sealed[: len(MAGIC)] != MAGIC or len(sealed) < OVERHEAD:
             raise BadObject("no object of this tier")
         try:
-            return self._cipher.decrypt(sealed[len(MAGIC) : start], sealed[start:], name.encode())
-        except self._changed:
+            return self._sealing.open(sealed[len(MAGIC) :], name.encode())
+        except Changed:
             raise BadObject("changed, or written under another name or with another secret") from None
 
     def digest(self, *fields: str) -> str:
@@ -70,11 +62,6 @@ class Sealer:
             data = field.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
-
-
-def _key(secret: bytes, person: bytes) -> bytes:
-    """Return a key of 32 bytes for one purpose; the secret has 32 random bytes, so no slow derivation is needed."""
-    return hashlib.blake2b(secret, digest_size=32, person=person).digest()
 
 
 # Names of objects below a model's prefix. They do not show which agent or text they belong to.

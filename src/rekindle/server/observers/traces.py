@@ -37,6 +37,7 @@ from rekindle import __version__
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.border import problem_of
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.observer import ReplyId
 from rekindle.text import messages
 
 PHASES = ("match", "load", "queue", "prefill")
@@ -123,7 +124,9 @@ class TraceWatch:
     def delta(self, choice: int, delta: Delta) -> None:
         """Wait for the end."""
 
-    def finished(self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message) -> None:
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message, id: ReplyId | None = None
+    ) -> None:
         """Make the spans of the phases that a choice reached, and say what it used."""
         within, at = set_span_in_context(self._span), self._submitted_ns
         for name in PHASES:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from rekindle.server.observers.receipts import Receipt
 from rekindle.store.files.table import KeyedTable, Mac, Table
+from rekindle.store.files.veil import Veil
 
 logger = logging.getLogger("rekindle.server")
 MAX_RECEIPTS = 10_000  # of a namespace
@@ -32,18 +33,22 @@ class ReceiptRow(NamedTuple):
         return Receipt(self.namespace, self.id, self.choice, self.agent, json.loads(self.content))
 
 
-RECEIPT = Table("receipt", ReceiptRow, "UNIQUE(namespace, id, choice)", options="")
+_MATCHED = ("namespace", "id", "agent")
+RECEIPT = Table(
+    "receipt", ReceiptRow, "UNIQUE(namespace, id, choice)", options="", sealed=("content",), matched=_MATCHED
+)
 
 
 class ReceiptRows:
     """The receipts of one file. Every call is given the connection, and what changes rows is in a transaction of it."""
 
-    def __init__(self, key: bytes) -> None:
-        self._table = KeyedTable(RECEIPT, key)
+    def __init__(self, key: bytes, veil: Veil | None) -> None:
+        self._table = KeyedTable(RECEIPT, key, veil)
 
     def find(self, connection: sqlite3.Connection, namespace: str, id: str) -> list[Receipt]:
         """Return the receipts of an answer by choice; empty if there are none, or one of them is damaged."""
-        rows = list(self._table.rows(connection, "WHERE namespace = ? AND id = ? ORDER BY choice", namespace, id))
+        space, name = map(self._table.match, (namespace, id))
+        rows = list(self._table.rows(connection, "WHERE namespace = ? AND id = ? ORDER BY choice", space, name))
         if not all(map(self._table.holds, rows)):
             logger.error("a receipt of %s is damaged and counts as missing: check the disk", id)
             return []
@@ -55,12 +60,14 @@ class ReceiptRows:
         namespaces = set[str]()
         for each in receipts:
             key = each.namespace, each.id, each.choice
-            connection.execute("DELETE FROM receipt WHERE namespace = ? AND id = ? AND choice = ?", key)
+            space, name = map(self._table.match, key[:2])
+            which = "namespace = ? AND id = ? AND choice = ?"
+            connection.execute(f"DELETE FROM receipt WHERE {which}", (space, name, each.choice))
             content = json.dumps(each.content, separators=(",", ":")).encode()
             self._table.add(connection, ReceiptRow(0, *key, each.agent, content))
             namespaces.add(each.namespace)
         num_before = connection.total_changes
-        for namespace in namespaces:
+        for namespace in map(self._table.match, namespaces):
             (count,) = connection.execute("SELECT count(*) FROM receipt WHERE namespace = ?", (namespace,)).fetchone()
             if count > most:  # a tenth more than needed, so that not every answer sorts them
                 oldest = "SELECT number FROM receipt WHERE namespace = ? ORDER BY number LIMIT ?"

@@ -32,6 +32,7 @@ from rekindle.server.responses.tables import (
     drop_strays,
 )
 from rekindle.store.files.damage import kind_of
+from rekindle.store.files.keys import NOTHING_GIVEN, Given, StoreKeys
 from rekindle.store.files.sqlite_file import (
     SqliteFile,
     create,
@@ -80,16 +81,16 @@ class Entry:
 
 
 def open_records(
-    path: Path | None, *, max_responses: int, max_bytes: int, retention_s: float, secret: str | None = None
+    path: Path | None, *, max_responses: int, max_bytes: int, retention_s: float, given: Given = NOTHING_GIVEN
 ) -> Records:
     """Open the file at `path`, or create it; a damaged one is set aside. None: in memory.
 
-    Rows that do not verify are deleted. `secret`: the setting, for a directory that has no secret yet. Raises
+    Rows that do not verify are deleted. `given`: what the keys of its directory are made from or opened with. Raises
     StoreError if the file cannot be used, StoreRefused if the disk is the cause.
     """
 
-    def prepared(connection: sqlite3.Connection, key: bytes) -> Records:
-        tables = ResponseTables(key)
+    def prepared(connection: sqlite3.Connection, keys: StoreKeys) -> Records:
+        tables = ResponseTables(keys)
         _bring_up(connection, path)
         (num_bytes,) = connection.execute(_NUM_BYTES).fetchone()
         if num_bytes <= QUICKLY_CHECKED_BYTES:
@@ -99,7 +100,7 @@ def open_records(
                 tables.drop_damaged(connection)
         return Records(connection, tables, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
 
-    return opened(path, prepared, busy_s=BUSY_S, secret=secret)
+    return opened(path, prepared, busy_s=BUSY_S, given=given)
 
 
 def _bring_up(connection: sqlite3.Connection, path: Path | None) -> None:
@@ -146,13 +147,17 @@ class Records(SqliteFile):
         self._reported: set[int] = set()  # numbers of damaged rows already logged
         self._has_traces = True  # whether the file may hold traces of deleted responses; it is not rewritten each time
 
+    def _match(self, *values: str | None) -> tuple[Any, ...]:
+        """What rows have where they are found by these values."""
+        return tuple(map(self._tables.response.match, values))
+
     def find(self, namespace: str, id: str, *, now: float) -> tuple[str | None, dict[str, Any], list[Item]] | None:
         """Return agent, response and items of an id; None if there is none or it is too old."""
 
         def look(connection: sqlite3.Connection) -> tuple[str | None, dict[str, Any], list[Item]] | None:
             which = "WHERE namespace = ? AND id = ? AND last_use >= ?"
             oldest = now - self._retention_s
-            row = next(self._tables.response.rows(connection, which, namespace, id, oldest), None)
+            row = next(self._tables.response.rows(connection, which, *self._match(namespace, id), oldest), None)
             if row is None:
                 return None
             content = next(self._tables.content.rows(connection, "WHERE number = ?", row.number), None)
@@ -175,9 +180,9 @@ class Records(SqliteFile):
             row = connection.execute(
                 "SELECT response.id FROM item JOIN response USING(namespace, number) "
                 "WHERE namespace = ? AND item.id = ?",
-                (namespace, item),
+                self._match(namespace, item),
             ).fetchone()
-            return None if row is None else str(row[0])
+            return None if row is None else str(self._tables.response.says("id", row[0]))
 
         return self._repaired(self.reading, look)
 
@@ -215,25 +220,25 @@ class Records(SqliteFile):
             return work(connection)
 
     def _insert(self, connection: sqlite3.Connection, entry: Entry, now: float) -> None:
-        above = connection.execute(
-            "SELECT depth FROM response WHERE namespace = ? AND id = ?", (entry.namespace, entry.previous)
-        ).fetchone()
+        space, previous, *ids = self._match(entry.namespace, entry.previous, *entry.items)
+        found = connection.execute("SELECT depth FROM response WHERE namespace = ? AND id = ?", (space, previous))
+        above = found.fetchone()
         depth = above[0] + 1 if above else 0
         owned = entry.namespace, entry.id, entry.agent, entry.previous
         number = self._tables.response.add(connection, ResponseRow(0, *owned, depth, now, len(entry.content))).number
         # A row that already has this number belongs to no response: its number was changed.
         self._tables.content.replace(connection, ContentRow(number, entry.content))
-        items = [(entry.namespace, item, number) for item in entry.items]
+        items = [(space, item, number) for item in ids]
         connection.executemany("INSERT OR IGNORE INTO item VALUES(?, ?, ?)", items)
         if entry.previous is not None:
-            chain = {"namespace": entry.namespace, "id": entry.previous, "now": now}
+            chain = {"namespace": space, "id": previous, "now": now}
             connection.execute(_USE_CHAIN, chain)
 
     def _make_room(self, connection: sqlite3.Connection, namespaces: Iterable[str], now: float) -> None:
         """Delete responses that are too old, then the oldest of each of these namespaces that exceeds its bounds."""
         old = connection.execute("SELECT number FROM response WHERE last_use < ?", (now - self._retention_s,))
         self._delete(connection, [number for (number,) in old])
-        for namespace in namespaces:
+        for namespace in self._match(*namespaces):
             count = "SELECT count(*), total(num_bytes) FROM response WHERE namespace = ?"
             num_stored, num_bytes = connection.execute(count, (namespace,)).fetchone()
             order = (
@@ -255,7 +260,8 @@ class Records(SqliteFile):
         """Delete one response; return whether there was one."""
 
         def remove(connection: sqlite3.Connection) -> bool:
-            rows = connection.execute("SELECT number FROM response WHERE namespace = ? AND id = ?", (namespace, id))
+            which = "SELECT number FROM response WHERE namespace = ? AND id = ?"
+            rows = connection.execute(which, self._match(namespace, id))
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)
             return bool(numbers)
@@ -275,7 +281,8 @@ class Records(SqliteFile):
                 self._tables.drop_damaged(connection)
                 self._has_traces = True
             rows = connection.execute(
-                "SELECT number FROM response NOT INDEXED WHERE namespace = ? AND agent = ?", (namespace, agent)
+                "SELECT number FROM response NOT INDEXED WHERE namespace = ? AND agent = ?",
+                self._match(namespace, agent),
             )  # a damaged index might miss one
             numbers = [number for (number,) in rows]
             self._delete(connection, numbers)

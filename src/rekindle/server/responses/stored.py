@@ -26,6 +26,7 @@ from rekindle.server.border import invalid
 from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.item_fields import Item
 from rekindle.server.responses.records import Entry, Records, open_records
+from rekindle.store.files.keys import NOTHING_GIVEN, Given
 from rekindle.worker import Death, Worker
 
 logger = logging.getLogger("rekindle.server")
@@ -83,7 +84,7 @@ class StoredResponses:
     """Every stored response of all namespaces. Start it, close it; `path` None: in memory. Any thread may use it.
 
     Each namespace keeps at most `max_responses` of `max_bytes`, packed: the last used ones. `records`: the open file.
-    `secret`: the setting, for a directory that has no secret yet.
+    `given`: what the keys of its directory are made from or opened with.
     """
 
     def __init__(
@@ -94,10 +95,10 @@ class StoredResponses:
         max_responses: int = MAX_RESPONSES,
         max_bytes: int = MAX_BYTES,
         retention_s: float = RETENTION_S,
-        secret: str | None = None,
+        given: Given = NOTHING_GIVEN,
     ) -> None:
         self.path = path
-        self._secret = secret
+        self._given = given
         self._clock = clock
         self._bounds = (max_responses, max_bytes, retention_s)
         self.records: Records | None = None
@@ -127,7 +128,7 @@ class StoredResponses:
             max_responses=max_responses,
             max_bytes=max_bytes,
             retention_s=retention_s,
-            secret=self._secret,
+            given=self._given,
         )
 
     def close(self) -> None:

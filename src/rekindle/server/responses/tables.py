@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from rekindle.server.responses.receipt_rows import RECEIPT, ReceiptRows
+from rekindle.store.files.keys import StoreKeys
 from rekindle.store.files.table import KeyedTable, Mac, Table, row_key
+from rekindle.store.files.veil import Veil
 
 logger = logging.getLogger("rekindle.server")
 
@@ -51,8 +53,8 @@ class ItemRow(NamedTuple):
 
 
 _OWNED = ("number", "namespace", "id", "agent", "previous")
-RESPONSE = Table("response", ResponseRow, "UNIQUE(namespace, id)", options="", covered=_OWNED)
-CONTENT = Table("content", ContentRow, options="")
+RESPONSE = Table("response", ResponseRow, "UNIQUE(namespace, id)", options="", covered=_OWNED, matched=_OWNED[1:])
+CONTENT = Table("content", ContentRow, options="", sealed=("packed",))
 ITEM = Table("item", ItemRow, "PRIMARY KEY(namespace, id)")
 OF_RESPONSES: tuple[Table[Any], ...] = (RESPONSE, CONTENT, ITEM)
 TABLES: tuple[Table[Any], ...] = (*OF_RESPONSES, RECEIPT)
@@ -65,13 +67,13 @@ INDEXES = (
 
 
 class ResponseTables:
-    """The tables of one file, under its store's secret."""
+    """The tables of one file, under its store's keys."""
 
-    def __init__(self, secret: bytes) -> None:
-        key = row_key(secret, "responses")
-        self.response = KeyedTable(RESPONSE, key)
-        self.content = KeyedTable(CONTENT, key)
-        self.receipts = ReceiptRows(key)
+    def __init__(self, keys: StoreKeys) -> None:
+        key, veil = row_key(keys.secret, "responses"), Veil.of(keys, "responses")
+        self.response = KeyedTable(RESPONSE, key, veil)
+        self.content = KeyedTable(CONTENT, key, veil)
+        self.receipts = ReceiptRows(key, veil)
 
     def has_damaged(self, connection: sqlite3.Connection) -> bool:
         """Whether the row of any response does not verify; 30 ms for 10,000."""

@@ -16,7 +16,9 @@ import numpy as np
 
 from rekindle.errors import StoreError
 from rekindle.spec import Change, KVLayout, LayerSpec
+from rekindle.store.files.keys import StoreKeys
 from rekindle.store.files.sync import FileSystem
+from rekindle.store.files.veil import Veil
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +54,35 @@ class Description:
         return {**own, **self.made_from}
 
 
-def describe(directory: Path, description: Description, fs: FileSystem) -> Description:
+def describe(directory: Path, description: Description, fs: FileSystem, keys: StoreKeys) -> Description:
     """Write the description merged with the namespaces already in the file; return the merged one.
 
     A store without a description still serves its model, so a failure is only logged.
     """
     try:
-        return _described(directory, description, fs)
+        return _described(directory, description, fs, Veil.of(keys, FILE))
     except OSError as error:
         logger.warning("%s could not be described for tools: %s", directory, error)
         return description
 
 
-def _described(directory: Path, description: Description, fs: FileSystem) -> Description:
+def _described(directory: Path, description: Description, fs: FileSystem, veil: Veil | None) -> Description:
     before = b""
     namespaces, model, made_from = set(description.namespaces), description.model, description.made_from
     if (directory / FILE).exists():
         before = _content(directory / FILE, fs)
         try:
-            old = _parsed(before)
+            old = _parsed(before, veil)
         except ValueError:
             old = description
         namespaces |= set(old.namespaces)
         model, made_from = model or old.model, made_from or old.made_from
     now = Description(model, description.layout, tuple(sorted(namespaces)), dict(made_from))
-    content = json.dumps({"format": FORMAT, **asdict(now)}, indent=1).encode()
+    fields = {"format": FORMAT, **asdict(now)}
+    if veil is not None:
+        named = json.dumps(now.namespaces).encode()
+        fields |= {"namespaces": [], "sealed_namespaces": veil.match(named).hex()}  # the same names, the same file
+    content = json.dumps(fields, indent=1).encode()
     if content != before:
         aside = directory / f"{FILE}.new"
         fd = fs.open_file(aside, "create")
@@ -90,11 +96,14 @@ def _described(directory: Path, description: Description, fs: FileSystem) -> Des
     return now
 
 
-def read_description(directory: Path, fs: FileSystem) -> Description:
-    """Read the directory's description; StoreError if it is missing or unreadable."""
+def read_description(directory: Path, fs: FileSystem, keys: StoreKeys | None = None) -> Description:
+    """Read the directory's description; StoreError if it is missing or unreadable.
+
+    Without its keys, that of an encrypted store has no namespaces.
+    """
     path = directory / FILE
     try:
-        return _parsed(_content(path, fs))
+        return _parsed(_content(path, fs), None if keys is None else Veil.of(keys, FILE))
     except (OSError, ValueError) as error:
         raise StoreError(
             f"{path} cannot be read ({error}), so the blocks next to it cannot be understood: "
@@ -111,7 +120,7 @@ def _content(path: Path, fs: FileSystem) -> bytes:
         fs.close_file(fd)
 
 
-def _parsed(content: bytes) -> Description:
+def _parsed(content: bytes, veil: Veil | None) -> Description:
     """Parse what `describe` wrote; ValueError if any of it differs in shape."""
     try:
         fields = json.loads(content)
@@ -119,6 +128,9 @@ def _parsed(content: bytes) -> Description:
             raise ValueError(f"format {fields['format']}, this Rekindle knows {FORMAT}")
         layout = KVLayout(fields["layout"]["block_tokens"], tuple(LayerSpec(**x) for x in fields["layout"]["layers"]))
         made_from = {str(name): str(value) for name, value in fields.get("made_from", {}).items()}
-        return Description(str(fields["model"]), layout, tuple(map(str, fields["namespaces"])), made_from)
+        namespaces = fields["namespaces"]
+        if veil is not None:
+            namespaces = json.loads(veil.open_matched(bytes.fromhex(fields["sealed_namespaces"])))
+        return Description(str(fields["model"]), layout, tuple(map(str, namespaces)), made_from)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"damaged: {error!r}") from error

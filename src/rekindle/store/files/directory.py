@@ -1,6 +1,6 @@
-"""The store's directory on disk: who may use it, and its secret.
+"""The store's directory on disk: who may use it.
 
-    DIR/secret                32 bytes, random or from the setting `secret`, made once, shared by all models
+    DIR/secret                its keys (`keys`), made once, shared by all models
     DIR/FINGERPRINT/lock      held by the one process that uses this model's blocks; contains its pid
     DIR/FINGERPRINT/          layout.json, index.db, blocks-PART-NNN.safetensors
 
@@ -11,46 +11,41 @@ the process ends, however that happens.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import logging
 import os
-import secrets
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash, root_hash
-from rekindle.config import is_slot
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.files.damage import refusal
-from rekindle.store.files.sync import FileSystem
+from rekindle.store.files.keys import StoreKeys, make_directory, store_keys, unusable
+from rekindle.store.files.sync import FileSystem, is_at
 
 logger = logging.getLogger(__name__)
-
-SECRET_BYTES = 32
 
 
 class StoreDirectory:
     """The locked subdirectory of one fingerprint."""
 
-    def __init__(self, path: Path, secret: bytes, lock: int, fs: FileSystem) -> None:
+    def __init__(self, path: Path, keys: StoreKeys, lock: int, fs: FileSystem) -> None:
         self.path = path
-        self.secret = secret
+        self.keys = keys
         self._lock: int | None = lock
         self._fs = fs
 
     @classmethod
-    def claim(cls, directory: Path, fingerprint: bytes, fs: FileSystem) -> StoreDirectory:
-        """Create what is missing and take the lock.
+    def claim(cls, directory: Path, fingerprint: bytes, fs: FileSystem, master: bytes | None = None) -> StoreDirectory:
+        """Create what is missing and take the lock. `master`: the key of an encrypted store.
 
         StoreLocked if another process has it; StoreError if the directory cannot be used, or StoreRefused if it exists
         and the disk refuses.
         """
         try:
             directory = make_directory(directory, fs)
-            secret = store_secret(directory, fs)
+            keys = store_keys(directory, fs, master)
             path = directory / fingerprint.hex()
             fs.make_directory(path)
             for name in ("index.db", "index.db-wal", "index.db-shm"):
@@ -64,8 +59,13 @@ class StoreDirectory:
                 fs.close_file(lock)
                 raise
         except OSError as error:
-            raise refusal(error, _unusable(directory, error)) from error
-        return cls(path, secret, lock, fs)
+            raise refusal(error, unusable(directory, error)) from error
+        return cls(path, keys, lock, fs)
+
+    @property
+    def secret(self) -> bytes:
+        """The key of the hashes."""
+        return self.keys.secret
 
     @property
     def index_path(self) -> Path:
@@ -149,21 +149,6 @@ def remove_set_aside(path: Path, fs: FileSystem) -> None:
         fs.remove(kept)
 
 
-def make_directory(directory: Path, fs: FileSystem) -> Path:
-    """Create the directory if missing and return it resolved; StoreError on failure."""
-    try:
-        directory = directory.resolve()
-        fs.make_directory(directory)
-    except OSError as error:
-        raise StoreError(_unusable(directory, error)) from error
-    return directory
-
-
-def _unusable(directory: Path, error: OSError) -> str:
-    why = "it is a file" if os.path.isfile(directory) else error.strerror or str(error)
-    return f"the store's directory {directory} cannot be used: {why}; check its permissions, or choose another as store"
-
-
 def _take_lock(path: Path, fs: FileSystem) -> int:
     while True:
         fd = fs.open_file(path / "lock", "create")
@@ -187,76 +172,3 @@ def _take_lock(path: Path, fs: FileSystem) -> int:
         f"{path} is in use by {who[:count].tobytes().decode(errors='replace').strip() or 'another process'}; "
         "stop it, or choose another directory as store"
     )
-
-
-def is_at(fd: int, path: Path) -> bool:
-    """Whether the open file is the one that has this name: a lock on one that was removed keeps nobody out."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), path.stat())
-    return False
-
-
-def directory_secret(directory: Path, fs: FileSystem, new: bytes | None = None) -> bytes:
-    """Return the secret of a directory; creates both if missing, the secret as `new`, or a random one.
-
-    StoreError if they cannot be used, StoreRefused if the disk refuses.
-    """
-    try:
-        directory = make_directory(directory, fs)
-        return store_secret(directory, fs, new)
-    except OSError as error:
-        raise refusal(error, _unusable(directory, error)) from error
-
-
-def given_secret(directory: Path, given: str | None, fs: FileSystem) -> bytes:
-    """Return the secret of a directory, as `directory_secret` does; a new one is derived from `given`, if that is.
-
-    StoreError, with nothing changed, if the directory has another secret than `given` makes.
-    """
-    wanted = None if given is None else derived_secret(given)
-    secret = directory_secret(directory, fs, wanted)
-    if wanted is not None and not hmac.compare_digest(secret, wanted):
-        raise StoreError(
-            f"{directory} was made with another secret, by which what is stored there is found; nothing was changed: "
-            "give the secret it was made with, leave `secret` (REKINDLE_SECRET) out to use the directory's own, or "
-            "choose another directory as store"
-        )
-    return secret
-
-
-def derived_secret(text: str) -> bytes:
-    """Return the secret [32] that a text stands for: the same on every machine, and nothing else's hash."""
-    content = text.encode("utf-8", "surrogateescape")  # an environment variable may hold any bytes
-    return hashlib.blake2b(content, digest_size=SECRET_BYTES, person=b"rekindle-secret").digest()
-
-
-def store_secret(directory: Path, fs: FileSystem, new: bytes | None = None) -> bytes:
-    """Return the secret, creating it on first use: written aside and renamed, under a lock so that creators agree.
-
-    The first one is `new`, or random; that of a slot is a copy of its directory's, so that a prompt's blocks have equal
-    names in all slots. Raises OSError, or StoreError if it is damaged.
-    """
-    path, aside = directory / "secret", directory / "secret.new"
-    if not path.exists():
-        if is_slot(directory):
-            new = store_secret(directory.parent, fs, new)
-        fd = fs.open_file(aside, "create")
-        try:
-            fs.lock(fd, "wait")
-            if not path.exists():
-                fs.resize(fd, 0)
-                fs.write(fd, 0, secrets.token_bytes(SECRET_BYTES) if new is None else new)
-                fs.sync_data(fd)
-                fs.rename(aside, path)
-        finally:
-            fs.close_file(fd)
-    fd = fs.open_file(path, "existing")
-    try:
-        secret = np.zeros(SECRET_BYTES, dtype=np.uint8)
-        if fs.size(fd) != SECRET_BYTES or fs.read(fd, 0, secret) != SECRET_BYTES:
-            raise StoreError(
-                f"{path} is damaged, so nothing stored in {directory} can be found; restore it or remove the directory"
-            )
-    finally:
-        fs.close_file(fd)
-    return secret.tobytes()

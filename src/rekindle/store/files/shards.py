@@ -12,13 +12,15 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.store.files.records import PAGE, BadRecord, RecordFormat
+from rekindle.store.files.sealed_records import bound, opened_record, sealed_record
 from rekindle.store.files.sync import FileSystem
 from rekindle.store.values import Place, StoredBlock
 
@@ -28,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordAt:
     """A record that is wanted: its open file and offset, the header that it must have, then a payload and its padding
-    with this crc; the payload goes to `payload` [payload_bytes]."""
+    with this crc; the payload goes to `payload` [payload_bytes]. Of an encrypted one, its seal and what that binds."""
 
     file: int
     offset: int
@@ -36,6 +38,8 @@ class RecordAt:
     crc: int
     payload: Bytes
     padding_bytes: int
+    seal: bytes = field(default=b"", repr=False)
+    place: bytes = b""
 
 
 # Reads payloads to where they go; returns how many leading records are as they must be. The payload of the first other
@@ -83,12 +87,23 @@ def found_slots(directory: Path, record: RecordFormat, fs: FileSystem) -> int | 
 
 
 class Shards:
-    """All record files of one fingerprint. `slots_per_shard` has one number per part and never changes."""
+    """All record files of one fingerprint. `slots_per_shard` has one number per part and never changes.
+
+    `are_sealed`: the store is encrypted.
+    """
 
     def __init__(
-        self, directory: Path, formats: Sequence[RecordFormat], slots_per_shard: Sequence[int], fs: FileSystem
+        self,
+        directory: Path,
+        formats: Sequence[RecordFormat],
+        slots_per_shard: Sequence[int],
+        fs: FileSystem,
+        *,
+        are_sealed: bool = False,
     ) -> None:
         self.formats = tuple(formats)
+        self.are_sealed = are_sealed
+        self._sealing = [np.empty(f.record_bytes if are_sealed else 0, dtype=np.uint8) for f in formats]
         self.slots_per_shard = tuple(slots_per_shard)
         self._directory = directory
         self._fs = fs
@@ -110,6 +125,10 @@ class Shards:
         if count < out.nbytes:
             raise BadRecord(f"the file ends after {count} of {out.nbytes} bytes")
 
+    def read_file(self, file: int, offset: int, out: Bytes) -> int:
+        """Fill `out` from an open file, as `RecordAt` names it; return the bytes read, fewer at its end. OSError."""
+        return self._fs.read(file, offset, out)
+
     def wanted(self, block: StoredBlock, place: Place, payload: Bytes) -> RecordAt:
         """The record of a block's part, to be read into `payload`; OSError if its file cannot be opened."""
         of_part = self.formats[place.part]
@@ -118,7 +137,19 @@ class Shards:
         )
         fd, offset = self._place(place.part, place.slot)
         padding_bytes = of_part.record_bytes - of_part.header_bytes - of_part.payload_bytes
-        return RecordAt(fd, offset, of_part.header(block.identity, place.crc), place.crc, payload, padding_bytes)
+        header = of_part.header(block.identity, place.crc)
+        where = bound(block.identity.hash, place.part, place.slot)
+        return RecordAt(fd, offset, header, place.crc, payload, padding_bytes, place.seal, where)
+
+    def put(self, identity: BlockIdentity, part: int, slot: int, record: Bytes) -> Place:
+        """Write the record of a block whose payload is in `record` [record_bytes], as `write`; return its place."""
+        crc = self.formats[part].encode(identity, record)
+        if not self.are_sealed:
+            self.write(part, slot, record)
+            return Place(part, slot, crc)
+        seal = sealed_record(record, bound(identity.hash, part, slot), self._sealing[part])
+        self.write(part, slot, self._sealing[part])
+        return Place(part, slot, 0, seal)  # a checksum of what is encrypted would say something of it
 
     def write(self, part: int, slot: int, record: Bytes) -> None:
         """Write a record [record_bytes], durable after `sync`. First creates the file, or fixes its header and size."""
@@ -225,8 +256,12 @@ def read_record(shards: Shards, block: StoredBlock, place: Place, buffer: Bytes)
     """Read the payload of a block's part as a view of `buffer` [record_bytes]; BadRecord unless it is as expected."""
     shards.read(place.part, place.slot, buffer)
     record_format, wanted = shards.formats[place.part], block.identity
+    if shards.are_sealed:
+        where, sealed = bound(wanted.hash, place.part, place.slot), buffer.copy()
+        if not opened_record(sealed, place.seal, where, buffer):
+            raise BadRecord("is not what was encrypted for this block and slot")
     found = record_format.decode(buffer)
-    if record_format.payload_crc(buffer) != place.crc:
+    if not shards.are_sealed and record_format.payload_crc(buffer) != place.crc:
         raise BadRecord("holds an older version of the block")
     if (found.hash, found.parent, found.root) != (wanted.hash, wanted.parent, wanted.root):
         raise BadRecord("holds another block")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,8 @@ from typing import Literal, TypeVar
 
 from rekindle.errors import StoreError, StoreLocked
 from rekindle.store.files.damage import is_damage_at_open, kind_of, refusal
-from rekindle.store.files.directory import SECRET_BYTES, derived_secret, set_aside, store_secret
+from rekindle.store.files.directory import set_aside
+from rekindle.store.files.keys import NOTHING_GIVEN, Given, StoreKeys, store_keys
 from rekindle.store.files.sync import OsFileSystem
 
 logger = logging.getLogger(__name__)
@@ -132,23 +132,22 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def opened(
     path: Path | None,
-    make: Callable[[sqlite3.Connection, bytes], T],
+    make: Callable[[sqlite3.Connection, StoreKeys], T],
     *,
     busy_s: float,
     locking: Locking = "shared",
-    secret: str | None = None,
+    given: Given = NOTHING_GIVEN,
 ) -> T:
-    """Return `make(connection, secret)` for a file and the secret next to it, creating both with owner-only access.
+    """Return `make(connection, keys)` for a file and the keys next to it, creating both with owner-only access.
 
-    A new secret is derived from the text `secret`, or random. None: in memory. A damaged file, also one that `make`
+    `given`: what the keys are made from or opened with. None: in memory. A damaged file, also one that `make`
     finds damaged, is set aside under a new name and logged. StoreLocked while another process has it; StoreError if it
     cannot be used, StoreRefused if the disk is the cause.
     """
     if path is None:
-        return make(connect_writer(MEMORY), secrets.token_bytes(SECRET_BYTES))
-    new = None if secret is None else derived_secret(secret)
+        return make(connect_writer(MEMORY), StoreKeys.new(None, None))
     try:
-        return _made(path, make, busy_s, locking, new)
+        return _made(path, make, busy_s, locking, given)
     except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may quote damaged text
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
             message = f"{path} is in use by another process: stop it first, or choose another directory as store"
@@ -157,18 +156,18 @@ def opened(
             raise refusal(error, f"{path} cannot be opened: {error}") from error
         _set_aside(path, error)
     try:
-        return _made(path, make, busy_s, locking, new)
+        return _made(path, make, busy_s, locking, given)
     except (OSError, sqlite3.DatabaseError, UnicodeDecodeError) as again:
         raise StoreError(f"{path} was damaged, and a new one cannot be made: {again}. Check the disk.") from again
 
 
 def _made(
-    path: Path, make: Callable[[sqlite3.Connection, bytes], T], busy_s: float, locking: Locking, new: bytes | None
+    path: Path, make: Callable[[sqlite3.Connection, StoreKeys], T], busy_s: float, locking: Locking, given: Given
 ) -> T:
-    secret = _claimed(path, new)
+    keys = _claimed(path, given)
     connection = connect_writer(path, busy_s=busy_s, locking=locking)
     try:
-        return make(connection, secret)
+        return make(connection, keys)
     except BaseException:
         connection.close()
         raise
@@ -188,13 +187,14 @@ def _set_aside(path: Path, error: Exception) -> None:
         raise refusal(refused, f"{path} is damaged ({error}) and cannot be set aside: {refused}") from error
 
 
-def _claimed(path: Path, new: bytes | None) -> bytes:
-    """Create the directory and file if missing; return the secret, `new` or a random one if there was none."""
+def _claimed(path: Path, given: Given) -> StoreKeys:
+    """Create the directory and file if missing; return the keys, made from what is given if there were none."""
     is_there, fs = path.parent.is_dir(), OsFileSystem()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keys = store_keys(path.parent, fs, given.master, given.new_secret)
         fs.close_file(fs.open_file(path, "create"))
-        return store_secret(path.parent, fs, new)
+        return keys
     except OSError as error:
         reason = f"{path} cannot be used: {error.strerror or error}"
         message = f"{reason}; check its permissions, or choose another directory as store"

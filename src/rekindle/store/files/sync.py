@@ -7,6 +7,7 @@ system of the crash tests can replace it. SQLite writes its own files and is not
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -163,6 +164,13 @@ class OsFileSystem:
     def free_bytes(self, path: Path) -> int:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether the open file is the one that has this name: a lock on one that was removed keeps nobody out."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), path.stat())
+    return False
 
 
 def _punch_hole(fd: int, offset: int, num_bytes: int) -> None:

@@ -9,6 +9,9 @@ out for hashing, so that no two different rows give the same bytes, whatever the
 
 Tables and kinds are part of the hash input, so a row does not verify in another table or file. MACs are on disk: a
 changed layout needs a new version of the file. Knows no file: a connection comes with every call.
+
+In an encrypted store the columns that say something are under a `Veil`: what is written and queried there is its
+ciphertext, and rows come back opened. MACs are over what rows say; one whose columns do not open does not verify.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
+from rekindle.store.files.ciphers import OVERHEAD, Changed
 from rekindle.store.files.damage import DamagedRow
+from rekindle.store.files.veil import Veil
 
 R = TypeVar("R", bound=NamedTuple)
 Mac = Annotated[bytes, "BLOB NOT NULL DEFAULT x''"]
@@ -46,7 +51,8 @@ class Table(Generic[R]):
 
     An annotation gives a column's type; `Annotated[int, "INTEGER PRIMARY KEY"]` defines it otherwise. `hidden`: the
     definition of a column that no row has. The MAC is over the columns `covered` (all before it), under the name
-    `sealed_as` (`name`).
+    `mac_name` (`name`). `sealed` columns are encrypted in an encrypted store, and `matched` ones so that they can be
+    queried there by what `KeyedTable.match` returns.
     """
 
     def __init__(
@@ -58,13 +64,17 @@ class Table(Generic[R]):
         options: str = " WITHOUT ROWID",
         hidden: str = "",
         covered: Collection[str] = (),
-        sealed_as: str = "",
+        mac_name: str = "",
+        sealed: Collection[str] = (),
+        matched: Collection[str] = (),
     ) -> None:
-        self.name, self.row, self.sealed_as = name, row, sealed_as or name
+        self.name, self.row, self.mac_name = name, row, mac_name or name
+        self.sealed, self.matched = (tuple(map(row._fields.index, named)) for named in (sealed, matched))
         self.columns = ", ".join(row._fields)
         columns = {field: _column(hint) for field, hint in get_type_hints(row, include_extras=True).items()}
         under_mac = tuple(covered) or row._fields[:-1]
         self.covered = [row._fields.index(field) for field in under_mac]
+        self.texts = frozenset(row._fields.index(field) for field, (kind, _) in columns.items() if kind in "tn")
         self.kinds = "".join(columns[field][0] for field in under_mac)
         definitions = [hidden, *(f"{field} {sql}" for field, (_, sql) in columns.items()), constraints]
         self.create = f"CREATE TABLE {name}({', '.join(filter(None, definitions))}){options}"
@@ -84,13 +94,62 @@ def _column(hint: Any) -> tuple[str, str]:
 
 
 class KeyedTable(Generic[R]):
-    """A table of one file, whose key seals its rows."""
+    """A table of one file, whose key seals its rows. `veil`: that of an encrypted store."""
 
-    def __init__(self, table: Table[R], key: bytes) -> None:
+    def __init__(self, table: Table[R], key: bytes, veil: Veil | None = None) -> None:
         self.name = table.name
-        self.rows = table.rows
-        self.mac = RowMac(key, table.sealed_as, table.kinds, table.covered).of
+        self.mac = RowMac(key, table.mac_name, table.kinds, table.covered).of
+        self._table, self._veil = table, veil if table.sealed or table.matched else None
         self._into = f"INTO {table.name}({table.columns}) VALUES ({', '.join('?' * len(table.row._fields))})"
+
+    def rows(self, db: sqlite3.Connection, rest: str = "", *values: Any) -> Iterator[R]:
+        """Query rows as they are, verified or not; `rest` follows the name of the table."""
+        found = self._table.rows(db, rest, *values)
+        return found if self._veil is None else map(self.opened, found)
+
+    def opened(self, row: Sequence[Any]) -> R:
+        """Return a row as it was before it was written; a column that does not open stays as it is in the file."""
+        values = list(row)
+        if self._veil is not None:
+            for at in (*self._table.sealed, *self._table.matched):
+                values[at] = self._open(self._veil, at, values[at])
+        return self._table.row._make(values)
+
+    def _open(self, veil: Veil, at: int, value: Any) -> Any:
+        if not isinstance(value, bytes):
+            return value  # NULL; or what no key was used for, and so no row that verifies
+        try:
+            plain = veil.open(value, self._bound(at)) if at in self._table.sealed else veil.open_matched(value)
+            return plain.decode("utf-8", "surrogateescape") if at in self._table.texts else plain
+        except Changed:
+            return value
+
+    def _stored(self, row: Sequence[Any]) -> list[Any]:
+        """A row's columns as they are written."""
+        values = list(row)
+        for at in self._table.sealed if self._veil is not None else ():
+            if values[at] is not None and self._veil is not None:
+                values[at] = self._veil.seal(_as_bytes(values[at]), self._bound(at))
+        for at in self._table.matched:
+            values[at] = self.match(values[at])
+        return values
+
+    def match(self, value: Any) -> Any:
+        """Return what a matched column has for this value."""
+        return value if self._veil is None or value is None else self._veil.match(_as_bytes(value))
+
+    def says(self, column: str, value: Any) -> Any:
+        """Return what this value of a column stands for; the value itself if it does not open."""
+        at = self._table.row._fields.index(column)
+        return value if self._veil is None else self._open(self._veil, at, value)
+
+    def _bound(self, at: int) -> bytes:
+        return f"{self.name}.{self._table.row._fields[at]}".encode()
+
+    @property
+    def overhead(self) -> int:
+        """How many bytes a sealed value is longer than what it says."""
+        return 0 if self._veil is None else OVERHEAD
 
     def holds(self, row: R) -> bool:
         """Whether the last column is the row's MAC; False if a column is of another kind."""
@@ -108,7 +167,7 @@ class KeyedTable(Generic[R]):
 
     def insert(self, db: sqlite3.Connection, *rows: R, instead: str = "INSERT") -> None:
         """Write rows with their MACs; those that they have are ignored."""
-        db.executemany(f"{instead} {self._into}", [(*row[:-1], self.mac(row)) for row in rows])
+        db.executemany(f"{instead} {self._into}", [(*self._stored(row[:-1]), self.mac(row)) for row in rows])
 
     def replace(self, db: sqlite3.Connection, *rows: R) -> None:
         """Write rows with their MACs in the place of those with the same keys."""
@@ -116,10 +175,14 @@ class KeyedTable(Generic[R]):
 
     def add(self, db: sqlite3.Connection, row: R) -> R:
         """Write a row whose first column SQLite numbers; return it with its number."""
-        number = db.execute(f"INSERT {self._into}", (None, *row[1:])).lastrowid
+        number = db.execute(f"INSERT {self._into}", (None, *self._stored(row)[1:])).lastrowid
         row = row._replace(**{row._fields[0]: number})
         db.execute(f"UPDATE {self.name} SET {row._fields[-1]} = ? WHERE {row._fields[0]} = ?", (self.mac(row), number))
         return row
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 class RowMac:

@@ -11,7 +11,7 @@ from rekindle.cache.blocks.hashing import BlockHash, block_hash, tail_hash
 from rekindle.store.files.records import BadRecord
 from rekindle.store.files.shards import Shards, read_record
 from rekindle.store.rows.index import Index
-from rekindle.store.rows.schema import agent_key
+from rekindle.store.rows.schema import IndexTables, agent_key
 
 
 def check_index(index: Index, block_tokens: int, secret: bytes) -> None:
@@ -20,11 +20,12 @@ def check_index(index: Index, block_tokens: int, secret: bytes) -> None:
         connection.execute("BEGIN")
         try:
             _check_macs(connection, index)
+            tables = index.tables
             for part in range(index.num_parts):
                 _check_slots(connection, part)
-            blocks = _check_blocks(connection, block_tokens)
+            blocks = _check_blocks(connection, tables, block_tokens)
             _check_covers(connection)
-            _check_sequences(connection, blocks, secret)
+            _check_sequences(connection, tables, blocks, secret)
         finally:
             connection.execute("ROLLBACK")
 
@@ -56,33 +57,35 @@ def _check_covers(connection: sqlite3.Connection) -> None:
     assert not num_lost, f"{num_lost} covers are of branches or parts that do not exist"
 
 
-def _check_blocks(connection: sqlite3.Connection, block_tokens: int) -> dict[bytes, tuple[bytes, bytes, int]]:
+def _check_blocks(
+    connection: sqlite3.Connection, tables: IndexTables, block_tokens: int
+) -> dict[bytes, tuple[bytes, bytes, int]]:
     """Return block hash -> (parent, root, tokens) after checking that all parts agree."""
     blocks: dict[bytes, tuple[bytes, bytes, int]] = {}
     parts: dict[bytes, list[int]] = {}
-    query = "SELECT name, part, parent, root, num_tokens, ids FROM block ORDER BY part"
-    for digest, part, parent, root, num_tokens, ids in connection.execute(query):
+    for row in tables.block.rows(connection, "ORDER BY part"):
+        digest, part, parent, root, num_tokens = row.name, row.part, row.parent, row.root, row.num_tokens
         assert blocks.setdefault(digest, (parent, root, num_tokens)) == (parent, root, num_tokens), (
             f"parts of {digest.hex()} disagree"
         )
         parts.setdefault(digest, []).append(part)
-        held = np.frombuffer(ids, dtype="<u4").astype(np.uint32)
+        held, _ = tables.ids.opened(row)
         assert 0 < len(held) == num_tokens <= block_tokens, f"{digest.hex()}: {len(held)} ids of {num_tokens} tokens"
-        expected = (block_hash if num_tokens == block_tokens else tail_hash)(BlockHash(parent), held)
+        expected = (block_hash if num_tokens == block_tokens else tail_hash)(parent, held)
         assert expected == digest, f"{digest.hex()} is not the hash of its parent and ids"
-    for digest, (parent, root, _) in blocks.items():
-        assert parts[digest][0] == 0, f"{digest.hex()} has parts {parts[digest]} and not its first"
-        if parent != root:
-            assert parent in blocks, f"{digest.hex()}: parent {parent.hex()} is missing"
-            is_full = blocks[parent][1:] == (root, block_tokens)
-            assert is_full, f"{digest.hex()}: its parent has another root or is a tail"
+    for name, (above, of_root, _) in blocks.items():
+        assert parts[name][0] == 0, f"{name.hex()} has parts {parts[name]} and not its first"
+        if above != of_root:
+            assert above in blocks, f"{name.hex()}: parent {above.hex()} is missing"
+            is_full = blocks[above][1:] == (of_root, block_tokens)
+            assert is_full, f"{name.hex()}: its parent has another root or is a tail"
     return blocks
 
 
 def _check_sequences(
-    connection: sqlite3.Connection, blocks: dict[bytes, tuple[bytes, bytes, int]], secret: bytes
+    connection: sqlite3.Connection, tables: IndexTables, blocks: dict[bytes, tuple[bytes, bytes, int]], secret: bytes
 ) -> None:
-    agents = {row[0]: row[1:] for row in connection.execute("SELECT agent, namespace, id FROM agent")}
+    agents = {row.agent: (row.namespace, row.id) for row in tables.agent.rows(connection)}
     for key, (namespace, name) in agents.items():
         assert key == agent_key(namespace, name, secret), f"agent {name!r} is stored under the wrong key"
     query = "SELECT agent, branch, root, head, num_tokens, canonical_tokens FROM sequence"

@@ -22,7 +22,7 @@ from rekindle.store.maintenance.other_stores import OtherStores
 from rekindle.store.maintenance.room import budget
 from rekindle.store.rows.index import Index
 from rekindle.store.rows.ledger import Ledger
-from rekindle.store.rows.rebuild import RebuildReport, rebuild, salvage
+from rekindle.store.rows.rebuild import RebuildReport, Salvaged, rebuild, salvage
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def _open(
     try:
         slots = shard_slots(index)
         if slots is not None:
-            shards = Shards(place.path, formats, slots, fs)
+            shards = Shards(place.path, formats, slots, fs, are_sealed=place.keys.data is not None)
             repair_rows(ledger, shards, clock())
             if suspicion == "crashed":
                 _settle_covers(ledger, shards, clock())
@@ -111,11 +111,11 @@ def _open(
             return OpenedStore(place, index, ledger, shards, others, None)
         slots = [found_slots(place.path, f, fs) or max(1, shard_bytes // f.record_bytes) for f in formats]
         settings = {f"slots_per_shard.{part}": count for part, count in enumerate(slots)}
-        shards, report = Shards(place.path, formats, slots, fs), None
+        shards, report = Shards(place.path, formats, slots, fs, are_sealed=place.keys.data is not None), None
         if place.has_shards():
             kept = place.last_set_aside()
-            salvaged = salvage(kept, place.secret) if kept is not None else []
-            spaces = {*namespaces, *(known.record.namespace for known in salvaged)}
+            salvaged = salvage(kept, place.keys, shards) if kept is not None else Salvaged()
+            spaces = {*namespaces, *(known.record.namespace for known in salvaged.branches)}
             roots = {place.root(name): name for name in spaces}
             report = rebuild(ledger, shards, clock(), namespaces=roots, salvaged=salvaged, settings=settings)
             logger.warning("the index of %s was missing or damaged and was rebuilt: %s", place.path, report.summary())
@@ -148,7 +148,7 @@ def readable_index(place: StoreDirectory, layout: KVLayout) -> tuple[Index, Ledg
     """
     suspicion = place.suspicion()
     try:
-        index = Index(place.index_path, len(layout.parts), secret=place.secret, mark_damaged=place.note_damage)
+        index = Index(place.index_path, len(layout.parts), keys=place.keys, mark_damaged=place.note_damage)
     except UnicodeDecodeError as error:  # SQLite's message about a damaged schema quotes it
         raise sqlite3.DatabaseError(f"its schema is damaged: {error}") from error
     try:

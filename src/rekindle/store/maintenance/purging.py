@@ -5,7 +5,8 @@ thread, after everything queued before it. Anything it cannot prove raises Purge
 
     rows deleted  →  index rewritten, its log emptied  →  set-aside indexes removed
     →  slots punched, synced  →  every unused slot read: zeros, or overwritten with zeros and read again
-    →  index read: no row of the agent, no free page, in its file neither the agent's key nor the hash of a block
+    →  index read: no row of the agent, no free page, in its file neither the agent's key nor the hash of a block, nor
+       what an encrypted store had of the keys of their records
 
 Blocks that others use stay: `blocks_shared`.
 """
@@ -59,6 +60,7 @@ def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> Pu
 def _in_files(parts: OpenedStore, forgotten: Forgotten) -> str | None:
     """Describe the bytes of a purged agent still in the index files; None if none. One pass per pattern."""
     patterns = {forgotten.key: "the agent's key", **dict.fromkeys(forgotten.hashes[:MAX_HASHES], "a block's hash")}
+    patterns |= dict.fromkeys(forgotten.seals[:MAX_HASHES], "the key of a record")
     for path in parts.place.path.glob("index.db*"):
         if path.stat().st_size:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

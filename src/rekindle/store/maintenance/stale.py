@@ -21,10 +21,9 @@ from rekindle.cache.blocks.hashing import HASH_BYTES
 from rekindle.config import slot_directory, slot_numbers
 from rekindle.errors import StoreError
 from rekindle.store.files.description import FILE, read_description
-from rekindle.store.files.directory import is_at
 from rekindle.store.files.shards import SHARD_NAME
 from rekindle.store.files.sqlite_file import opened_for_reading
-from rekindle.store.files.sync import FileSystem, OsFileSystem
+from rekindle.store.files.sync import FileSystem, OsFileSystem, is_at
 from rekindle.store.rows.written import NOTHING_WRITTEN, Written, read_written
 
 logger = logging.getLogger(__name__)

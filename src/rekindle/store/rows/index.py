@@ -23,9 +23,10 @@ import numpy as np
 from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, id_bytes
 from rekindle.errors import StoreError
 from rekindle.store.files.damage import IndexDamage
+from rekindle.store.files.keys import StoreKeys
 from rekindle.store.files.sqlite_file import connect, connect_writer, problem, truncate_log
 from rekindle.store.files.table import KeyedTable
-from rekindle.store.rows.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare, stored_block
+from rekindle.store.rows.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare
 from rekindle.store.values import SequenceRecord, StoredBlock
 
 logger = logging.getLogger(__name__)
@@ -119,9 +120,9 @@ def common_tokens(stored: bytes, asked: bytes) -> int:
 class Index:
     """Queries on the index, from any thread; `damage` records the damage found. Raises sqlite3.Error."""
 
-    def __init__(self, path: Path, num_parts: int, *, secret: bytes, mark_damaged: Callable[[], None]) -> None:
+    def __init__(self, path: Path, num_parts: int, *, keys: StoreKeys, mark_damaged: Callable[[], None]) -> None:
         self.num_parts = num_parts
-        self.tables = IndexTables.of(secret)
+        self.tables = IndexTables.of(keys)
         self.damage = IndexDamage(mark_damaged)
         self._path = path
         self._readers = ReadConnections(path)
@@ -208,7 +209,8 @@ class Index:
         if rows and rows[0].part != 0:
             self.damage.found("a block without its first part")
             return None
-        return stored_block(rows) if rows and all(self._holds(self.tables.block, row) for row in rows) else None
+        is_whole = rows and all(self._holds(self.tables.block, row) for row in rows)
+        return self.tables.ids.block(rows) if is_whole else None
 
     def chain(self, hashes: Sequence[BlockHash], parent: BlockHash, ids: TokenIds) -> list[StoredBlock]:
         """The leading blocks of a chain that are stored and hold exactly these ids after `parent`."""
@@ -229,10 +231,11 @@ class Index:
     def nearest_child(self, parent: BlockHash, ids: TokenIds) -> tuple[StoredBlock, int] | None:
         """The child of `parent` that shares the most leading ids (at least one), and their count. O(log n)."""
         asked = id_bytes(ids)
+        sought = self.tables.ids.sought(parent, asked)
         found: list[tuple[int, StoredBlock]] = []
         with self.reading() as connection:
             for query in _NEIGHBOURS:
-                row = connection.execute(query, (parent, asked)).fetchone()
+                row = connection.execute(query, (parent, sought)).fetchone()
                 stored = None if row is None else self._stored(connection, row[0])
                 if stored is not None and stored.identity.parent == parent:
                     found.append((common_tokens(id_bytes(stored.identity.ids), asked), stored))
@@ -261,7 +264,7 @@ class Index:
         which, values = ("", ()) if agent is None else ("WHERE agent = ?", (agent,))
         with self.reading() as connection:
             rows = connection.execute(f"{_SEQUENCES} {which}", values).fetchall()
-        found = [(SequenceRow._make(row[:_WIDTH]), AgentRow._make(row[_WIDTH:])) for row in rows]
+        found = [(SequenceRow._make(row[:_WIDTH]), self.tables.agent.opened(row[_WIDTH:])) for row in rows]
         return [
             sequence.record(owner)
             for sequence, owner in found
@@ -277,7 +280,7 @@ class Index:
             rows = list(map(BlockRow._make, found))
         if not rows or not all(self._holds(self.tables.block, row) for row in rows):
             return None
-        ids = np.concatenate([row.token_ids() for row in rows])
+        ids = np.concatenate([self.tables.ids.opened(row)[0] for row in rows])
         if rows[0].parent != record.root:
             self.damage.found("a block whose parent is missing")
             return None
@@ -299,7 +302,7 @@ class Index:
         with self.reading() as connection:
             rows = list(map(BlockRow._make, connection.execute(_CHAIN, (head, most))))
         good = list(takewhile(lambda row: self._holds(self.tables.block, row), reversed(rows)))
-        return [BlockIdentity(row.name, row.parent, row.root, row.token_ids()) for row in reversed(good)]
+        return [BlockIdentity(row.name, row.parent, row.root, self.tables.ids.opened(row)[0]) for row in reversed(good)]
 
     def counts(self) -> tuple[int, int]:
         """Numbers of agents and sequences."""

@@ -48,11 +48,15 @@ SELECT name FROM block AS leaf WHERE part = 0 AND NOT EXISTS (SELECT 1 FROM sequ
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A purged agent: its key, the hashes of the blocks freed with it, and how many of its blocks others still use."""
+    """A purged agent: its key, the hashes of the blocks freed with it, and how many of its blocks others still use.
+
+    `seals`: in an encrypted store, what the index had of the keys of these blocks' records.
+    """
 
     key: bytes
     hashes: tuple[bytes, ...]
     num_shared: int
+    seals: tuple[bytes, ...] = ()
 
 
 class Ledger:
@@ -61,7 +65,7 @@ class Ledger:
     def __init__(self, index: Index, secret: bytes, block_tokens: int, ending: Mapping[int, EndingPart]) -> None:
         self._db = index.writer
         self._block_tokens = block_tokens
-        self._order = StoreEvictionOrder(self._db)
+        self._order = StoreEvictionOrder(self._db, index.tables)
         self._secret = secret
         self._num_parts = index.num_parts
         self._tables = index.tables
@@ -108,7 +112,7 @@ class Ledger:
                     self._covers.drop_part(identity.hash, row.part)
             for place in block.places:
                 self.slots.take(place.part, place.slot)
-            self._tables.block.insert(self._db, *BlockRow.of(block, now))
+            self._tables.block.insert(self._db, *self._tables.ids.rows(block, now))
             self.slots.free([(row.part, row.slot) for row in moved])
 
     def move(self, records: Sequence[SequenceRecord]) -> None:
@@ -193,10 +197,11 @@ class Ledger:
         self._verify_all()
         key = agent_key(namespace, agent, self._secret)
         hashes = [row[0] for row in self._db.execute(_AGENT_BLOCKS, (key,))]
+        seals = {block_hash: self._tables.ids.sealed(self._block(block_hash)) for block_hash in hashes}
         self.delete(namespace, agent, None)
         self._release([row[0] for row in self._db.execute(_ORPHANS).fetchall()])
         gone = tuple(block_hash for block_hash in hashes if not self._block(block_hash))
-        return Forgotten(key, gone, len(hashes) - len(gone))
+        return Forgotten(key, gone, len(hashes) - len(gone), tuple(seal for each in gone for seal in seals[each]))
 
     def has_left(self, forgotten: Forgotten) -> str | None:
         """Describe the rows still left of a purged agent; None if there are none."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekindle.agent_ids import recovered
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.store.files.damage import INDEX_DAMAGE
+from rekindle.store.files.keys import StoreKeys
 from rekindle.store.files.shards import Shards
 from rekindle.store.files.sqlite_file import connect
 from rekindle.store.rows.ledger import Ledger
@@ -40,27 +42,48 @@ class RebuildReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Salvaged:
+class SalvagedBranch:
     """A branch read from a damaged index, and when its agent's pin expires."""
 
     record: SequenceRecord
     pinned_until: float
 
 
-def salvage(path: Path, secret: bytes) -> list[Salvaged]:
-    """Read the branches of an index that was set aside, for agents whose key matches their keyed hash."""
-    agents: dict[bytes, AgentRow] = {}
-    found: list[Salvaged] = []
-    tables = IndexTables.of(secret)
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What could be read of a damaged index; of an encrypted store also its blocks, whose keys nothing else has."""
+
+    branches: list[SalvagedBranch] = field(default_factory=list)
+    blocks: dict[tuple[int, int], StoredBlock] = field(default_factory=dict)
+
+
+def salvage(path: Path, keys: StoreKeys, shards: Shards) -> Salvaged:
+    """Read an index that was set aside: branches of agents whose key matches their keyed hash, and rows of blocks."""
+    tables = IndexTables.of(keys)
+    found = Salvaged()
     with contextlib.suppress(*INDEX_DAMAGE), contextlib.closing(connect(path)) as connection:
+        found.branches.extend(_branches(connection, tables, keys.secret))
+    if shards.are_sealed:
+        with contextlib.suppress(*INDEX_DAMAGE), contextlib.closing(connect(path)) as connection:
+            for part in range(len(shards.formats)):
+                for slot in shards.slots(part):
+                    with contextlib.suppress(*INDEX_DAMAGE):  # one by one: a broken page loses its own rows alone
+                        rows = tables.block.verified(connection, "WHERE part = ? AND slot = ?", part, slot)
+                        if rows:
+                            found.blocks[part, slot] = tables.ids.block(rows)
+    return found
+
+
+def _branches(connection: sqlite3.Connection, tables: IndexTables, secret: bytes) -> Iterator[SalvagedBranch]:
+    agents: dict[bytes, AgentRow] = {}
+    with contextlib.suppress(*INDEX_DAMAGE):
         for owner in tables.agent.rows(connection):
             if owner.is_named(secret):
                 agents[owner.agent] = owner if tables.agent.holds(owner) else owner._replace(pinned_until=0.0)
-        for row in filter(tables.sequence.holds, tables.sequence.rows(connection)):
-            with contextlib.suppress(TypeError, ValueError):
-                if row.agent in agents and 0 <= row.canonical_tokens <= row.num_tokens and math.isfinite(row.last_use):
-                    found.append(Salvaged(row.record(agents[row.agent]), float(agents[row.agent].pinned_until)))
-    return found
+    for row in filter(tables.sequence.holds, tables.sequence.rows(connection)):
+        with contextlib.suppress(TypeError, ValueError):
+            if row.agent in agents and 0 <= row.canonical_tokens <= row.num_tokens and math.isfinite(row.last_use):
+                yield SalvagedBranch(row.record(agents[row.agent]), float(agents[row.agent].pinned_until))
 
 
 def rebuild(
@@ -69,7 +92,7 @@ def rebuild(
     now: float,
     *,
     namespaces: Mapping[BlockHash, str],
-    salvaged: Sequence[Salvaged],
+    salvaged: Salvaged,
     settings: Mapping[str, int],
 ) -> RebuildReport:
     """Insert every intact block whose ancestors are intact, then the branches. Reads all records once.
@@ -77,7 +100,7 @@ def rebuild(
     `namespaces` maps each known root to its namespace. `settings` are written with the rows: an index without them
     counts as not yet created, so after a crash before the end the rebuild runs again.
     """
-    num_found, whole = whole_rows(shards, [shards.slots(part) for part in range(len(shards.formats))])
+    num_found, whole = whole_rows(shards, [shards.slots(part) for part in range(len(shards.formats))], salvaged.blocks)
     rows = with_parents(whole)
     with ledger.transaction():
         ledger.slots.set_meta(settings)
@@ -85,7 +108,7 @@ def rebuild(
             used = (place.slot for row in rows for place in row.places if place.part == part)
             ledger.slots.extend(part, max(used, default=-1) + 1)
         ledger.add(rows, now)
-        named = _named(rows, salvaged, shards.formats[0].block_tokens)
+        named = _named(rows, salvaged.branches, shards.formats[0].block_tokens)
         recovered = _recovered(rows, {known.record.head for known in named}, namespaces, now)
         ledger.move([known.record for known in named] + recovered)
         for known in named:
@@ -104,7 +127,7 @@ def _totals(rows: Sequence[StoredBlock]) -> dict[BlockHash, int]:
     return totals
 
 
-def _named(rows: Sequence[StoredBlock], salvaged: Sequence[Salvaged], block_tokens: int) -> list[Salvaged]:
+def _named(rows: Sequence[StoredBlock], salvaged: Sequence[SalvagedBranch], block_tokens: int) -> list[SalvagedBranch]:
     """The salvaged branches that still end inside a recovered block."""
     totals, roots = _totals(rows), {row.identity.hash: row.identity.root for row in rows}
     return [

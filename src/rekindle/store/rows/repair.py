@@ -11,7 +11,7 @@ blocks from all records in the same way.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,11 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import block_hash, tail_hash
 from rekindle.store.files.records import PAGE, BadRecord
-from rekindle.store.files.shards import Shards
+from rekindle.store.files.shards import Shards, read_record
 from rekindle.store.files.sqlite_file import problem
 from rekindle.store.files.table import KeyedTable
 from rekindle.store.rows.schema import BLOCK, BlockRow, FreeRow, IndexTables, MetaRow
-from rekindle.store.values import Place, Shortened, StoredBlock
+from rekindle.store.values import Bytes, Place, Shortened, StoredBlock
 
 _INCOMPLETE = "DELETE FROM block WHERE part > 0 AND name NOT IN (SELECT name FROM block WHERE part = 0)"
 _UNREACHABLE = """
@@ -40,14 +40,20 @@ DELETE FROM sequence WHERE agent NOT IN (SELECT agent FROM agent)
 """
 
 
-def whole_rows(shards: Shards, slots: Sequence[Iterable[int]]) -> tuple[int, list[StoredBlock]]:
+Known = Mapping[tuple[int, int], StoredBlock]  # by part and slot: what a readable row says of one record
+
+
+def whole_rows(
+    shards: Shards, slots: Sequence[Iterable[int]], known: Known | None = None
+) -> tuple[int, list[StoredBlock]]:
     """Count the non-empty ones of these slots (per part) and return the intact blocks in them, unordered.
 
     A block needs its first part, and has those of windows that are there. If it is stored twice, the later slot wins.
+    Records of an encrypted store say nothing by themselves: intact are those that are `known`.
     """
     num_found, by_part = [], []
     for part, of_part in enumerate(slots):
-        found = list(_records(shards, part, of_part))
+        found = list(_records(shards, part, of_part, known or {}))
         num_found.append(len(found))
         by_part.append({row.identity.hash: row for row in found if row is not None})
     rows = []
@@ -73,7 +79,7 @@ def with_parents(rows: Iterable[StoredBlock], known: Iterable[tuple[bytes, bytes
     return whole
 
 
-def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[StoredBlock | None]:
+def _records(shards: Shards, part: int, slots: Iterable[int], known: Known) -> Iterator[StoredBlock | None]:
     """Yield the records of a part as single-part rows, None for each that does not verify."""
     record_format = shards.formats[part]
     buffer = np.empty(record_format.record_bytes, dtype=np.uint8)
@@ -81,6 +87,9 @@ def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[Stored
         try:
             shards.read(part, slot, buffer[:PAGE])
             if not buffer[:PAGE].any():
+                continue
+            if shards.are_sealed:
+                yield _opened(shards, known.get((part, slot)), buffer)
                 continue
             shards.read(part, slot, buffer)
             stated = record_format.decode(buffer)
@@ -92,6 +101,14 @@ def _records(shards: Shards, part: int, slots: Iterable[int]) -> Iterator[Stored
             yield StoredBlock(stated, (Place(part, slot, record_format.payload_crc(buffer)),))
         else:
             yield None
+
+
+def _opened(shards: Shards, block: StoredBlock | None, buffer: Bytes) -> StoredBlock | None:
+    """A block of one part whose record is as its row says; None if there is no row, or it is not."""
+    if block is None:
+        return None
+    read_record(shards, block, block.places[0], buffer)
+    return block
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +197,11 @@ class RowRepair:
     def _branches(self) -> dict[tuple[bytes, int], tuple[str, str]]:
         """(agent key, branch) -> (namespace, agent), for known agents."""
         query = "SELECT sequence.agent, branch, namespace, id FROM sequence JOIN agent USING(agent)"
-        return {(key, branch): (space, agent) for key, branch, space, agent in self._db.execute(query)}
+        says = self._tables.agent.says
+        return {
+            (key, branch): (says("namespace", space), says("id", agent))
+            for key, branch, space, agent in self._db.execute(query)
+        }
 
     def _num_slots(self, part: int) -> int:
         """High-water mark of a part; if it is lost, derived from the slots inside its files."""
@@ -202,7 +223,7 @@ class RowRepair:
         known = self._db.execute("SELECT name, root FROM block WHERE part = 0").fetchall()
         hashes = {block_hash for block_hash, _ in known}
         for block in with_parents((block for block in found if block.identity.hash not in hashes), known):
-            self._tables.block.replace(self._db, *BlockRow.of(block, self._now))
+            self._tables.block.replace(self._db, *self._tables.ids.rows(block, self._now))
 
     def _restate_free(self, part: int, num_slots: int) -> list[int]:
         """Make exactly the slots without a block free; return those that were not."""

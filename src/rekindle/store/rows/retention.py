@@ -25,6 +25,7 @@ from operator import itemgetter
 
 from rekindle.agent_ids import kind_of
 from rekindle.cache.eviction import KeyedOrder
+from rekindle.store.rows.schema import IndexTables
 
 # How long a block without a sequence counts as a running request's, rather than a cancelled one's.
 RUNNING_S = 300.0
@@ -39,10 +40,11 @@ Ending = tuple[str, float, float]  # of a sequence that ends in a block: its age
 
 
 class StoreEvictionOrder:
-    """Block hashes in eviction order. `db` is the ledger's connection."""
+    """Block hashes in eviction order. `db` is the ledger's connection, to an index with these tables."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, tables: IndexTables) -> None:
         self._db = db
+        self._agent = tables.agent
         self._share = 1.0  # of all blocks; a namespace with more is evicted from first
         self._groups: dict[bytes, int] = {}  # by root, from 1 up; of the current order
         self._most: int | None = None  # quota of a group, in blocks
@@ -142,7 +144,7 @@ class StoreEvictionOrder:
         order = KeyedOrder[bytes]()
         endings: dict[bytes, list[Ending]] = defaultdict(list)
         for head, *row in self._db.execute(_ENDINGS.replace("SELECT", "SELECT head,", 1)):
-            endings[head].append((row[0], row[1], row[2]))
+            endings[head].append((self._agent.says("id", row[0]), row[1], row[2]))
         uses: dict[bytes, float] = {}
         (num_blocks,) = self._db.execute("SELECT COUNT(*) FROM block WHERE part = 0").fetchone()
         self._share_out(num_blocks)
@@ -166,7 +168,8 @@ class StoreEvictionOrder:
         self._most = max(1, int(self._share * num_blocks)) if self._share < 1 else None
 
     def _endings(self, block_hash: bytes) -> list[Ending]:
-        return self._db.execute(f"{_ENDINGS} WHERE head = ?", (block_hash,)).fetchall()
+        found = self._db.execute(f"{_ENDINGS} WHERE head = ?", (block_hash,))
+        return [(self._agent.says("id", agent), until, last_use) for agent, until, last_use in found]
 
     def _own_use(self, block_hash: bytes) -> float:
         query = "SELECT CAST(last_use AS REAL) FROM block WHERE name = ? AND part = 0"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,8 +17,13 @@ import numpy as np
 
 from rekindle.cache.blocks.hashing import HASH_BYTES, BlockHash, BlockIdentity, TokenIds, id_bytes
 from rekindle.errors import StoreError
+from rekindle.store.files.ciphers import Changed
+from rekindle.store.files.damage import DamagedRow
+from rekindle.store.files.keys import StoreKeys
+from rekindle.store.files.sealed_records import SEAL_BYTES
 from rekindle.store.files.sqlite_file import create, version_of
 from rekindle.store.files.table import KeyedTable, Mac, Table, row_key
+from rekindle.store.files.veil import ID_BYTES, Veil
 from rekindle.store.values import Place, SequenceRecord, StoredBlock
 
 INDEX_VERSION = 4
@@ -90,7 +96,7 @@ class SequenceRow(NamedTuple):
 
 
 class BlockRow(NamedTuple):
-    """The record of one part of a block. `ids`: u32 little-endian."""
+    """The record of one part of a block. `ids`: u32 little-endian, or what `BlockIds` makes of them."""
 
     name: BlockHash
     part: int
@@ -103,25 +109,59 @@ class BlockRow(NamedTuple):
     last_use: float
     mac: Mac = b""
 
-    @classmethod
-    def of(cls, block: StoredBlock, last_use: float) -> list[BlockRow]:
+
+class BlockIds:
+    """How rows have the ids of blocks, and the seals of their records, under the veil of an encrypted store.
+
+        clear         ids
+        encrypted     trace of the ids | sealed (ids | seal of the record)
+
+    Children of one block are ordered by it, those with common leading ids next to each other.
+    """
+
+    def __init__(self, veil: Veil | None) -> None:
+        self._veil = veil
+
+    def rows(self, block: StoredBlock, last_use: float) -> list[BlockRow]:
         """The rows of a block, one for each stored part."""
         own, ids = block.identity, id_bytes(block.identity.ids)
-        return [
-            cls(own.hash, each.part, own.parent, own.root, each.slot, own.num_tokens, ids, each.crc, last_use)
-            for each in block.places
-        ]
+        start = self.sought(own.parent, ids)
+        found = []
+        for each in block.places:
+            where = own.hash, each.part, own.parent, own.root, each.slot, own.num_tokens
+            rest = b"" if self._veil is None else self._veil.seal(ids + each.seal, _bound(own.hash, each.part))
+            found.append(BlockRow(*where, start + rest, each.crc, last_use))
+        return found
 
-    def token_ids(self) -> TokenIds:
-        """The block's token ids [num_tokens]."""
-        return np.frombuffer(self.ids, dtype="<u4").astype(np.uint32)
+    def sought(self, parent: bytes, ids: bytes) -> bytes:
+        """What sorts next to the children of a block that share the most leading ids with these."""
+        return ids if self._veil is None else self._veil.trace(parent, ids)
+
+    def sealed(self, rows: Sequence[BlockRow]) -> list[bytes]:
+        """What rows have of the keys of their records; nothing in a clear store."""
+        return [] if self._veil is None else [row.ids[-SEAL_BYTES:] for row in rows]
+
+    def opened(self, row: BlockRow) -> tuple[TokenIds, bytes]:
+        """The token ids [num_tokens] of a row that verifies, and its record's seal; DamagedRow if they do not open."""
+        held, size = row.ids, ID_BYTES * row.num_tokens
+        if self._veil is not None:
+            try:
+                held = self._veil.open(held[size:], _bound(row.name, row.part))
+            except Changed as error:
+                raise DamagedRow(f"ids of a block: {error}") from error
+        return np.frombuffer(held[:size], dtype="<u4").astype(np.uint32), held[size:]
+
+    def block(self, rows: Sequence[BlockRow]) -> StoredBlock:
+        """The block that has these rows, at least one; as `opened`."""
+        found = [self.opened(row) for row in rows]
+        first = rows[0]
+        identity = BlockIdentity(first.name, first.parent, first.root, found[0][0])
+        places = (Place(row.part, row.slot, row.crc, seal) for row, (_, seal) in zip(rows, found, strict=True))
+        return StoredBlock(identity, tuple(places))
 
 
-def stored_block(rows: Sequence[BlockRow]) -> StoredBlock:
-    """The block that has these rows, at least one."""
-    first = rows[0]
-    identity = BlockIdentity(first.name, first.parent, first.root, first.token_ids())
-    return StoredBlock(identity, tuple(Place(row.part, row.slot, row.crc) for row in rows))
+def _bound(block_hash: bytes, part: int) -> bytes:
+    return b"block.ids" + block_hash + part.to_bytes(4, "little")
 
 
 class CoverRow(NamedTuple):
@@ -136,7 +176,7 @@ class CoverRow(NamedTuple):
 
 META = Table("meta", MetaRow)
 FREE = Table("free", FreeRow, "PRIMARY KEY(part, slot)")
-AGENT = Table("agent", AgentRow)
+AGENT = Table("agent", AgentRow, matched=("namespace", "id"))
 SEQUENCE = Table("sequence", SequenceRow, "PRIMARY KEY(agent, branch)")
 BLOCK = Table("block", BlockRow, "UNIQUE(name, part), UNIQUE(part, slot)", options="", hidden="id INTEGER PRIMARY KEY")
 COVER = Table("cover", CoverRow, "PRIMARY KEY(agent, branch, name, part)")
@@ -150,8 +190,9 @@ _INDEXES = (
 )
 
 
-class IndexTables(NamedTuple):
-    """The tables of one index."""
+@dataclass(frozen=True, slots=True)
+class IndexTables:
+    """The tables of one index, and how its rows have the ids of blocks."""
 
     meta: KeyedTable[MetaRow]
     free: KeyedTable[FreeRow]
@@ -159,17 +200,26 @@ class IndexTables(NamedTuple):
     sequence: KeyedTable[SequenceRow]
     block: KeyedTable[BlockRow]
     cover: KeyedTable[CoverRow]
+    ids: BlockIds
 
     @classmethod
-    def of(cls, secret: bytes) -> IndexTables:
-        """Those whose rows are sealed with the store's secret."""
-        key = row_key(secret, "index")
-        return cls(*(KeyedTable(table, key) for table in TABLES))
+    def of(cls, keys: StoreKeys) -> IndexTables:
+        """Those under the keys of a store."""
+        key, veil = row_key(keys.secret, "index"), Veil.of(keys, "index")
+        return cls(
+            KeyedTable(META, key),
+            KeyedTable(FREE, key),
+            KeyedTable(AGENT, key, veil),
+            KeyedTable(SEQUENCE, key),
+            KeyedTable(BLOCK, key),
+            KeyedTable(COVER, key),
+            BlockIds(veil),
+        )
 
     @property
     def all(self) -> tuple[KeyedTable[Any], ...]:
         """Every table, for what does not ask what its rows are."""
-        return self
+        return self.meta, self.free, self.agent, self.sequence, self.block, self.cover
 
 
 def agent_key(namespace: str, agent: str, secret: bytes) -> bytes:

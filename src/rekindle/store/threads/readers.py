@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rekindle.store.files.records import BadRecord
+from rekindle.store.files.sealed_reader import SealedReader
 from rekindle.store.files.shards import ReadRecords, Shards, read_record
 from rekindle.store.values import Bytes, Place, StoredBlock
 from rekindle.worker import Death, Worker
@@ -103,7 +104,8 @@ class _Load:
 class Readers:
     """`num_threads` threads that serve loads and call `report_bad(block, reason)`.
 
-    `stopping` is set once they should end. `read_records`: the kernels', if there are some.
+    `stopping` is set once they should end. `read_records`: the kernels', if there are some; encrypted records are read
+    by Python, which has the library that decrypts them.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Readers:
     ) -> None:
         self._shards = shards
         self._report_bad = report_bad
-        self.read_records = read_records
+        self.read_records = SealedReader(shards.read_file) if shards.are_sealed else read_records
         self._queue: queue.SimpleQueue[_Load | None] = queue.SimpleQueue()  # a load is there once for each of its runs
         self.stopping = threading.Event()
         self._ended = threading.Event()

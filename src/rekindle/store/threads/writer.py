@@ -39,7 +39,7 @@ from rekindle.store.rows.ledger import BranchKey, Ledger
 from rekindle.store.threads.batch import Batch
 from rekindle.store.threads.staging import StagingBuffer
 from rekindle.store.threads.trouble import SaveTrouble
-from rekindle.store.values import Place, SavingBlock, SequenceRecord, StoredBlock
+from rekindle.store.values import SavingBlock, SequenceRecord, StoredBlock
 from rekindle.worker import Death, Worker, fail, failure_of, fulfil
 
 logger = logging.getLogger(__name__)
@@ -313,9 +313,8 @@ class Writer:
         for block in blocks:
             places = []
             for part, row in sorted(block.rows.items()):
-                record, slot = self._staging.record(part, row), next(slots[part])
-                places.append(Place(part, slot, self._shards.formats[part].encode(block.identity, record)))
-                self._shards.write(part, slot, record)
+                record = self._staging.record(part, row)
+                places.append(self._shards.put(block.identity, part, next(slots[part]), record))
             rows.append(StoredBlock(block.identity, tuple(places)))
         return rows
 

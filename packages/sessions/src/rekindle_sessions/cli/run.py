@@ -298,9 +298,10 @@ class RemoteHouse:
 
 def _records(settings: StoreSettings) -> SessionRecords:
     """The file of sessions of an engine that runs with these settings."""
+    from rekindle.store.files.keys import Given
     from rekindle_sessions.log.records import SessionRecords
 
-    return SessionRecords.open(settings.sessions_path(), secret=settings.secret)
+    return SessionRecords.open(settings.sessions_path(), given=Given.of(settings))
 
 
 def _check_transcript(path: Path) -> None:

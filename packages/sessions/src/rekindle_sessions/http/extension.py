@@ -9,6 +9,7 @@ from rekindle.server.extension import Context, Extension
 from rekindle.server.gate.limits import kept_bytes
 from rekindle.server.observers.log import TurnLog
 from rekindle.server.observers.observer import ObserverGroup
+from rekindle.store.files.keys import Given
 from rekindle_sessions.http.models import RunEvent
 from rekindle_sessions.http.routes import sessions_router
 from rekindle_sessions.http.running import Sessions
@@ -28,7 +29,7 @@ def extension(context: Context) -> Extension:
     return Extension("sessions", router, sessions, events=(RunEvent,), page=PAGE)
 
 
-def forget(path: Path, namespace: str, agent: str) -> None:
+def forget(path: Path, namespace: str, agent: str, given: Given) -> None:
     """Delete what an agent remembers of sessions from a file that no server has open; StoreError."""
-    with closing(SessionRecords.open(path)) as file:
+    with closing(SessionRecords.open(path, given=given)) as file:
         file.forget(namespace, agent)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from rekindle.engine.api import Engine
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.server.border import in_thread
+from rekindle.store.files.keys import Given
 from rekindle_sessions.http.observed import Figures
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.log.usage import Quota
@@ -65,7 +66,7 @@ class Sessions:
         """Open the file of sessions; if its disk refuses, hold sessions in memory and log that."""
         try:
             store = self._engine.settings.store
-            return SessionRecords.open(store.sessions_path(), secret=store.secret)
+            return SessionRecords.open(store.sessions_path(), given=Given.of(store))
         except StoreRefused as error:
             self._refused = f"sessions are held in memory and end with the server: {error}; then start it again"
             logger.error("%s", self._refused)

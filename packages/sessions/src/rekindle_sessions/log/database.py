@@ -25,8 +25,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from rekindle.errors import StoreError
 from rekindle.store.files import sqlite_file
+from rekindle.store.files.keys import NOTHING_GIVEN, Given, StoreKeys
 from rekindle.store.files.sqlite_file import schema_of, transaction, version_of
 from rekindle.store.files.table import KeyedTable, Table, row_key
+from rekindle.store.files.veil import Veil
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,43 +87,47 @@ class MemoryRow(NamedTuple):
 
 
 _SET_UP = ("number", "namespace", "id", "created", "plan", "preludes")
-SESSION = Table("session", SessionRow, options="", covered=_SET_UP)
-PROGRESS = Table("session", ProgressRow, sealed_as="progress")
-EVENT = Table("event", EventRow, "PRIMARY KEY(session, number)")
-MEMORY = Table("memory", MemoryRow, "PRIMARY KEY(namespace, agent)")
+SESSION = Table(
+    "session", SessionRow, options="", covered=_SET_UP, sealed=("plan", "preludes"), matched=("namespace", "id")
+)
+PROGRESS = Table("session", ProgressRow, mac_name="progress")
+EVENT = Table("event", EventRow, "PRIMARY KEY(session, number)", sealed=("kind", "body"))
+MEMORY = Table(
+    "memory", MemoryRow, "PRIMARY KEY(namespace, agent)", sealed=("prelude",), matched=("namespace", "agent")
+)
 TABLES: tuple[Table[Any], ...] = (SESSION, EVENT, MEMORY)
 _SCHEMA = {table.described for table in TABLES}
 _SCHEMA |= {("table", "sqlite_sequence", "sqlite_sequence", "CREATETABLEsqlite_sequence(name,seq)")}
 
 
 class SessionTables:
-    """The tables of one file, keyed by the secret in its directory."""
+    """The tables of one file, under the keys in its directory."""
 
-    def __init__(self, secret: bytes) -> None:
-        key = row_key(secret, "sessions")
-        self.session = KeyedTable(SESSION, key)
+    def __init__(self, keys: StoreKeys) -> None:
+        key, veil = row_key(keys.secret, "sessions"), Veil.of(keys, "sessions")
+        self.session = KeyedTable(SESSION, key, veil)
         self.progress = KeyedTable(PROGRESS, key)
-        self.event = KeyedTable(EVENT, key)
-        self.memory = KeyedTable(MEMORY, key)
+        self.event = KeyedTable(EVENT, key, veil)
+        self.memory = KeyedTable(MEMORY, key, veil)
 
 
 def opened(
-    path: Path | None, make: Callable[[sqlite3.Connection, SessionTables], T], *, secret: str | None = None
+    path: Path | None, make: Callable[[sqlite3.Connection, SessionTables], T], *, given: Given = NOTHING_GIVEN
 ) -> T:
     """Open the file at `path` (None: in memory) with exclusive access and return what `make` returns.
 
-    A damaged file is set aside, also when `make` raises sqlite3.DatabaseError. `secret`: what a new secret next to it
-    is made from. Raises StoreLocked, StoreError.
+    A damaged file is set aside, also when `make` raises sqlite3.DatabaseError. `given`: what the keys next to it are
+    made from or opened with. Raises StoreLocked, StoreError.
     """
 
-    def prepared(connection: sqlite3.Connection, key: bytes) -> T:
-        tables = SessionTables(key)
+    def prepared(connection: sqlite3.Connection, keys: StoreKeys) -> T:
+        tables = SessionTables(keys)
         _check(connection, tables)
         _bring_up(connection, path)
         _limit_numbers(connection)
         return make(connection, tables)
 
-    return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive", secret=secret)
+    return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive", given=given)
 
 
 def _check(connection: sqlite3.Connection, tables: SessionTables) -> None:
@@ -156,7 +162,7 @@ def _sort(connection: sqlite3.Connection, table: KeyedTable[Any]) -> None:
     (statement,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
     connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
     connection.execute(statement)
-    for row in filter(table.holds, connection.execute(f"SELECT * FROM old_{name}")):
+    for row in filter(table.holds, map(table.opened, connection.execute(f"SELECT * FROM old_{name}"))):
         table.insert(connection, row, instead="INSERT OR IGNORE")
     connection.execute(f"INSERT OR IGNORE INTO {name} SELECT * FROM old_{name}")
     connection.execute(f"DROP TABLE old_{name}")

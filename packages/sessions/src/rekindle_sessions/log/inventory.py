@@ -50,7 +50,7 @@ class Inventory:
     def of_file(cls, connection: sqlite3.Connection, tables: SessionTables) -> Inventory:
         """Read everything but event contents from a file; log what is damaged. O(file size), 1 s per GB."""
         found = cls()
-        events = dict(connection.execute(_EVENTS, (EVENT_BYTES,)).fetchall())
+        events = dict(connection.execute(_EVENTS, (EVENT_BYTES - tables.event.overhead,)).fetchall())
         damaged = []
         for row in tables.session.rows(connection, "ORDER BY number"):
             number, namespace, name = row[:3]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from rekindle.errors import Conflict, NotFound, StoreError
+from rekindle.store.files.keys import NOTHING_GIVEN, Given
 from rekindle.store.files.sqlite_file import SqliteFile, truncate_log
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.log.database import MEMORY, EventRow, MemoryRow, ProgressRow, SessionRow, SessionTables, opened
@@ -67,12 +68,12 @@ class SessionRecords(SqliteFile):
         self.usage = self._inventory.usage
 
     @classmethod
-    def open(cls, path: Path | None, *, secret: str | None = None) -> Self:
+    def open(cls, path: Path | None, *, given: Given = NOTHING_GIVEN) -> Self:
         """Open the file at `path`, creating it if missing; None: in memory. Raises StoreLocked, StoreError.
 
-        `secret`: the setting, for a directory that has no secret yet.
+        `given`: what the keys of its directory are made from or opened with.
         """
-        return opened(path, cls, secret=secret)
+        return opened(path, cls, given=given)
 
     def create(
         self,
@@ -199,13 +200,19 @@ class SessionRecords(SqliteFile):
 
     def _row(self, connection: sqlite3.Connection, namespace: str, agent: str) -> MemoryRow | None:
         """Return the row of an agent's memory; None if there is none or it is damaged, which is logged."""
-        row = next(self._tables.memory.rows(connection, "WHERE namespace = ? AND agent = ?", namespace, agent), None)
+        which = "WHERE namespace = ? AND agent = ?"
+        row = next(self._tables.memory.rows(connection, which, *self._key(namespace, agent)), None)
         if row is None or self._tables.memory.holds(row):
             return row
         if (namespace, agent) not in self._inventory.damaged_memories:
             self._inventory.damaged_memories.add((namespace, agent))
             logger.error("what %s of %s remembers is damaged and is ignored: check the disk", agent, namespace)
         return None
+
+    def _key(self, namespace: str, agent: str) -> tuple[object, object]:
+        """What the row of an agent's memory has where it is found by them."""
+        match = self._tables.memory.match
+        return match(namespace), match(agent)
 
     def _memory(self, connection: sqlite3.Connection, namespace: str, agent: str) -> Memory | None:
         """Return an agent's memory without its prelude."""
@@ -240,7 +247,8 @@ class SessionRecords(SqliteFile):
             num_forgotten = (
                 self._drop_damaged(connection)
                 + connection.execute(
-                    "DELETE FROM memory WHERE namespace = ? AND agent = ? AND prelude IS NOT NULL", (namespace, agent)
+                    "DELETE FROM memory WHERE namespace = ? AND agent = ? AND prelude IS NOT NULL",
+                    self._key(namespace, agent),
                 ).rowcount
             )
             if last:
@@ -261,7 +269,8 @@ class SessionRecords(SqliteFile):
             return 0
         query = f"SELECT CAST(namespace AS BLOB), CAST(agent AS BLOB), {MEMORY.columns} FROM memory"
         holds = self._tables.memory.holds
-        gone = [row[:2] for row in connection.execute(query) if not holds(MemoryRow._make(row[2:]))]
+        opened = self._tables.memory.opened
+        gone = [row[:2] for row in connection.execute(query) if not holds(opened(row[2:]))]
         change = "DELETE FROM memory WHERE CAST(namespace AS BLOB) = ? AND CAST(agent AS BLOB) = ?"
         connection.executemany(change, gone)
         return len(gone)
