@@ -136,3 +136,34 @@ def test_gc_takes_what_is_old_and_only_says_so_in_a_dry_run(store: Path) -> None
     assert "removed pocket" in run("gc", "--older-than", "0s", store=store).output
     assert found("stats", store=store) == []
     assert run("gc", "--older-than", "soon", store=store).exit_code == 2
+
+
+def test_an_encrypted_store_needs_its_key_and_the_key_is_changed(tmp_path: Path) -> None:
+    store, one, two = tmp_path / "store", tmp_path / "one.key", tmp_path / "two.key"
+    for key, digits in ((one, "1a" * 32), (two, "2b" * 32)):
+        key.write_text(digits)
+    with engine(store, store_key_file=one) as model:
+        model.chat("ada", [{"role": "user", "content": TEXT}], max_tokens=4)
+        rekeyed = run("rekey", "--to", str(two), "--store-key-file", str(one), store=store)
+        assert rekeyed.exit_code == 0 and "--finish" in rekeyed.output
+        model.chat("bo", [{"role": "user", "content": TEXT}], max_tokens=4)
+    for key in (one, two):
+        assert found("check", "--store-key-file", str(key), store=store)[0]["num_blocks"] > 2
+    assert run("rekey", "--finish", "--store-key-file", str(two), store=store).exit_code == 0
+    refused = run("check", "--store-key-file", str(one), store=store)
+    assert refused.exit_code != 0 and "another key" in refused.output
+    assert run("check", store=store).exit_code != 0
+    (info,) = found("stats", store=store)  # figures need no key
+    assert info["num_agents"] == 2
+    for wrong in (("--to", str(one), "--finish"), ()):
+        assert "either" in run("rekey", *wrong, "--store-key-file", str(two), store=store).output
+    assert "needs the key" in run("rekey", "--finish", store=store).output
+    nowhere = run("rekey", "--finish", "--store-key-file", str(two), store=tmp_path / "nowhere")
+    assert "no store" in nowhere.output and not (tmp_path / "nowhere").exists()
+    agents = CliRunner(env={"REKINDLE_STORE_KEY": "2b" * 32}).invoke(
+        app, ["agents", "list", "--json", "--store", str(store)]
+    )
+    assert '"ada"' in agents.output and '"bo"' in agents.output, agents.output
+    with engine(store, store_key="2b" * 32) as model:
+        reply = model.chat("ada", [{"role": "user", "content": TEXT}], max_tokens=4)
+        assert reply.report.reused_tokens

@@ -6,7 +6,7 @@ from tools.defects.mutant import Edit, Mutant, one
 
 KEYS, RECORDS, SHARDS = "store/files/keys.py", "store/files/sealed_records.py", "store/files/shards.py"
 TABLE, SCHEMA, VEIL = "store/files/table.py", "store/rows/schema.py", "store/files/veil.py"
-STORE = "tests/store/test_encrypted.py"
+STORE, REKEY = "tests/store/test_encrypted.py", "tests/store/test_rekey.py"
 SAYS, FLIPS = f"{STORE}::test_nothing_that_says_something_is_in_any_file", f"{STORE}::test_every_flipped_bit"
 
 ENCRYPTION: tuple[Mutant, ...] = (
@@ -103,6 +103,42 @@ ENCRYPTION: tuple[Mutant, ...] = (
         "            raise StoreError(_NOT_ENCRYPTED.format(directory))\n",
         "            pass\n",
         f"{STORE}::test_another_key_or_none_is_refused_and_changes_nothing",
+    ),
+    one(
+        "encryption: a new key in the place of the old one at once",
+        KEYS,
+        "return [*entries, _entry(keys, new)]",
+        "return [_entry(keys, new)]",
+        f"{REKEY}::test_a_change_that_is_killed_anywhere_leaves_all_readable_and_can_be_ended",
+    ),
+    one(
+        "encryption: a key change that is not written aside",
+        KEYS,
+        '        fd = fs.open_file(aside, "create")\n        try:\n            _fill(fd, _packed(entries), fs)\n'
+        "            fs.rename(aside, path)\n",
+        '        fd = fs.open_file(path, "create")\n        try:\n            _fill(fd, _packed(entries), fs)\n',
+        f"{REKEY}::test_a_change_that_is_killed_anywhere_leaves_all_readable_and_can_be_ended",
+    ),
+    one(
+        "encryption: an old key that still opens the store",
+        KEYS,
+        "return [entry for entry in entries if _held(entry, current) is not None][:1]",
+        "return entries",
+        f"{REKEY}::test_a_change_that_is_killed_anywhere_leaves_all_readable_and_can_be_ended",
+    ),
+    one(
+        "encryption: what a file of keys held before is left",
+        KEYS,
+        "        fs.write(before, 0, bytes(len(content)))\n",
+        "",
+        f"{REKEY}::test_the_old_content_is_overwritten",
+    ),
+    one(
+        "encryption: the key of slots is not changed",
+        KEYS,
+        "return [path for path in found if (path / FILE).exists()]",
+        "return []",
+        f"{REKEY}::test_a_change_that_is_killed_anywhere_leaves_all_readable_and_can_be_ended",
     ),
     one(
         "encryption: codes of ids that do not depend on what is before",

@@ -40,7 +40,7 @@ def group() -> None:
 
 
 @agents.command("list", cls=GroupedCommand)
-@with_settings(only=("store",))
+@with_settings(only=("store", "store_key_file"))
 def list_agents(settings: Settings, url: UrlOption = None, as_json: JsonOption = False) -> int:
     """All agents, most recently used first; read from the store if no server runs."""
     remote = Remote.of(settings.server, url)
@@ -85,7 +85,7 @@ def _pinned(info: Mapping[str, Any]) -> str:
 
 
 @agents.command(cls=GroupedCommand)
-@with_settings(only=("store",))
+@with_settings(only=("store", "store_key_file"))
 def show(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_json: JsonOption = False) -> int:
     """One agent, with its branches if a server runs, else read from the store."""
     remote = Remote.of(settings.server, url)
@@ -187,7 +187,7 @@ def delete(settings: Settings, agent: AgentArgument, url: UrlOption = None, as_j
 
 
 @agents.command(cls=GroupedCommand)
-@with_settings(only=("store",))
+@with_settings(only=("store", "store_key_file"))
 def purge(
     settings: Settings,
     agent: AgentArgument,

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +20,10 @@ from rekindle.cli.disk_probes import nearest
 from rekindle.cli.settings import GroupedCommand, with_settings
 from rekindle.cli.why import JsonOption
 from rekindle.config import Settings, parse_duration, show_bytes
-from rekindle.errors import NotFound
+from rekindle.config.access import master_key
+from rekindle.errors import ConfigError, NotFound
 from rekindle.store import admin
+from rekindle.store.files.keys import add_key, keep_key
 from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.maintenance.room import budget
 from rekindle.store.rows.written import day_of
@@ -37,7 +39,7 @@ Report = admin.CheckReport | admin.RebuildReport
 
 @cache.callback()
 def group() -> None:
-    """Inspect and repair the store (the server must be stopped)."""
+    """Inspect and repair the store (the server must be stopped, but for stats, gc and rekey)."""
 
 
 @cache.command(cls=GroupedCommand)
@@ -88,7 +90,7 @@ def _row(store: admin.StoreInfo, budget: int, now: float) -> tuple[str, ...]:
 
 
 @cache.command(cls=GroupedCommand)
-@with_settings(only=("store",))
+@with_settings(only=("store", "store_key_file"))
 def check(settings: Settings, which: WhichArgument = None, as_json: JsonOption = False) -> int:
     """Verify every record; list what is damaged and what each agent loses by it; exit code 1 if anything is damaged."""
     directory = settings.store.directory()
@@ -126,7 +128,7 @@ def _checked(store: admin.StoreInfo, report: admin.CheckReport) -> Iterator[str]
 
 
 @cache.command(cls=GroupedCommand)
-@with_settings(only=("store",))
+@with_settings(only=("store", "store_key_file"))
 def rebuild(settings: Settings, which: WhichArgument = None, as_json: JsonOption = False) -> int:
     """Rebuild the index from the records; agents keep their names as far as the old index still has them."""
     directory = settings.store.directory()
@@ -169,6 +171,36 @@ def gc(
         typer.echo(f"{'would remove' if dry_run else 'removed'} {_name(store)}: {show_bytes(store.bytes)}")
     if not gone:
         typer.echo(f"nothing in {directory} was unused for {show_duration(age_s)}")
+    return 0
+
+
+@cache.command(cls=GroupedCommand)
+@with_settings(only=("store", "store_key_file"))
+def rekey(
+    settings: Settings,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="file that holds a new key, which opens the store, too")
+    ] = None,
+    finish: Annotated[bool, typer.Option("--finish", help="have no key but the given one open the store")] = False,
+) -> int:
+    """Change the key of an encrypted store while servers use it: add a new one, later drop the old one."""
+    current, given = settings.store.master_key(), replace(settings.store, slot="off")
+    if current is None:
+        raise ConfigError("rekey needs the key that opens the store now, as store_key or store_key_file")
+    if (to is None) != finish:
+        raise ConfigError("rekey either adds a key, from a file, or finishes with the one that is given")
+    directories = list(dict.fromkeys((given.directory(), given.text_files()[1].parent)))
+    new = master_key(None, to)
+    count = keep_key(directories, current) if new is None else add_key(directories, current, new)
+    if not count:
+        raise NotFound(f"there is no store in {given.directory()}")
+    if new is None:
+        typer.echo(f"only the given key opens {given.directory()} now")
+    else:
+        typer.echo(
+            f"{given.directory()} opens with the new key as well: give it to every server and command in place of the "
+            "other, then run `rekindle cache rekey --finish` with it"
+        )
     return 0
 
 

@@ -6,7 +6,8 @@
 
 The secret is the key of all hashes: of blocks, agents and rows. The data key is what everything that says something is
 encrypted with; the master key is the operator's, comes from outside (setting `store_key`) and encrypts these two alone,
-so another can be given without touching anything else.
+so it is changed without touching anything else, and without the processes that have the store open: a new one is
+added, and the old one dropped once everybody who opens the store has the new one.
 
 Owns that file: it is made once, random or from the setting `secret`, and written aside and renamed under a lock, so
 that processes that make or change it agree. A slot's is a copy of its directory's.
@@ -19,20 +20,21 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from rekindle.config import StoreSettings, is_slot
+from rekindle.config import StoreSettings, is_slot, slot_directory, slot_numbers
 from rekindle.errors import StoreError
 from rekindle.store.files.ciphers import KEY_BYTES, OVERHEAD, Changed, Sealing, derived_key
 from rekindle.store.files.damage import refusal
-from rekindle.store.files.sync import FileSystem, is_at
+from rekindle.store.files.sync import FileSystem, OsFileSystem, is_at
 
 SECRET_BYTES = 32
 FILE = "secret"
+MOST_KEYS = 8  # that open one store at once: two while the key is changed
 _MAGIC = b"RKKEYS1\n"
 _ENTRY_BYTES = SECRET_BYTES + KEY_BYTES + OVERHEAD
 _NOT_ENCRYPTED = (
@@ -144,6 +146,78 @@ def unusable(directory: Path, error: OSError) -> str:
     """What an error says of a directory that cannot be used."""
     why = "it is a file" if os.path.isfile(directory) else error.strerror or str(error)
     return f"the store's directory {directory} cannot be used: {why}; check its permissions, or choose another as store"
+
+
+def add_key(directories: Sequence[Path], current: bytes, new: bytes, fs: FileSystem | None = None) -> int:
+    """Have a new master key open these directories and their slots, next to the current one; return their number.
+
+    Processes that have them open go on. Whenever it ends early, the current key opens all of them, and the same call
+    finishes it. StoreError, with nothing changed, if one is clear or the current key does not open it.
+    """
+
+    def added(entries: list[bytes], keys: StoreKeys) -> list[bytes]:
+        if any(_held(entry, new) is not None for entry in entries):
+            return entries
+        if len(entries) == MOST_KEYS:
+            raise StoreError(
+                f"{MOST_KEYS} keys open the store already: end the last change first, with the key to keep"
+            )
+        return [*entries, _entry(keys, new)]
+
+    return _change(directories, current, added, fs or OsFileSystem())
+
+
+def keep_key(directories: Sequence[Path], current: bytes, fs: FileSystem | None = None) -> int:
+    """Have the current master key alone open these directories and their slots; as `add_key`."""
+
+    def kept(entries: list[bytes], keys: StoreKeys) -> list[bytes]:
+        return [entry for entry in entries if _held(entry, current) is not None][:1]
+
+    return _change(directories, current, kept, fs or OsFileSystem())
+
+
+def _change(
+    directories: Sequence[Path], current: bytes, change: Callable[[list[bytes], StoreKeys], list[bytes]], fs: FileSystem
+) -> int:
+    """Change the entries of all files of keys; return how many there are."""
+    there = [directory for directory in directories if (directory / FILE).exists()]
+    places = [path for directory in there for path in (directory, *_slots(directory))]
+    for path in places:  # all can be changed, before the first is
+        content = _content(path / FILE, fs)
+        change(_entries(content), _opened(path, content, current))
+    for directory in there:
+        with _locked(directory, fs):  # no slot is made meanwhile
+            for path in (directory, *_slots(directory)):
+                _rewrite(path, current, change, fs)
+    return len(places)
+
+
+def _slots(directory: Path) -> list[Path]:
+    found = (slot_directory(directory, number) for number in slot_numbers(directory))
+    return [path for path in found if (path / FILE).exists()]
+
+
+def _rewrite(
+    directory: Path, current: bytes, change: Callable[[list[bytes], StoreKeys], list[bytes]], fs: FileSystem
+) -> None:
+    """Write a file of keys anew, aside, and overwrite what it held before."""
+    path, aside = directory / FILE, directory / f"{FILE}.changed"
+    content = _content(path, fs)
+    entries = change(_entries(content), _opened(directory, content, current))
+    if entries == _entries(content):
+        return
+    before = fs.open_file(path, "existing")
+    try:
+        fd = fs.open_file(aside, "create")
+        try:
+            _fill(fd, _packed(entries), fs)
+            fs.rename(aside, path)
+        finally:
+            fs.close_file(fd)
+        fs.write(before, 0, bytes(len(content)))
+        fs.sync_data(before)
+    finally:
+        fs.close_file(before)
 
 
 def _make(directory: Path, fs: FileSystem, master: bytes | None, new: bytes | None) -> None:

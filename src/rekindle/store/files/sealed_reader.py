@@ -28,15 +28,18 @@ class SealedReader:
         return len(wanted)
 
     def _read(self, at: RecordAt) -> bool:
-        pieces, offset = Pieces(at.seal, at.place), at.offset
         if not hasattr(self._own, "memory"):
             self._own.memory = np.empty((2, _PIECE), dtype=np.uint8)
         read, rest = self._own.memory
-        for out, num_bytes in ((None, len(at.header)), (at.payload, at.payload.nbytes), (None, at.padding_bytes)):
-            for start in range(0, num_bytes, _PIECE):
-                piece = read[: min(_PIECE, num_bytes - start)]
-                if self._read_file(at.file, offset, piece) < piece.nbytes:
-                    return False
-                pieces.put(piece, rest[: piece.nbytes] if out is None else out[start : start + piece.nbytes])
-                offset += piece.nbytes
+        pieces, start, end = Pieces(at.seal, at.place), len(at.header), len(at.header) + at.payload.nbytes
+        num_bytes = end + at.padding_bytes
+        for first in range(0, num_bytes, _PIECE):
+            piece = read[: min(_PIECE, num_bytes - first)]
+            if self._read_file(at.file, at.offset + first, piece) < piece.nbytes:
+                return False
+            last = first + piece.nbytes
+            low, high = min(max(start, first), last), min(max(end, first), last)  # of the payload, in this piece
+            for out, begin, stop in (rest, first, low), (at.payload[low - start :], low, high), (rest, high, last):
+                if begin < stop:
+                    pieces.put(piece[begin - first : stop - first], out[: stop - begin])
         return pieces.is_whole()

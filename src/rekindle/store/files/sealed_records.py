@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import secrets
 import struct
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +55,7 @@ class Pieces:
     """Decrypts one record piece by piece; what it yields counts once the record is known to be whole."""
 
     def __init__(self, seal: bytes, place: bytes) -> None:
-        from cryptography.exceptions import InvalidTag
-
         self._is_seal = len(seal) == SEAL_BYTES
-        self._changed = InvalidTag
         self._tag = seal[KEY_BYTES:]
         self._cipher = _cipher(seal[:KEY_BYTES].ljust(KEY_BYTES, b"\0"), "decryptor", place)
 
@@ -71,14 +69,30 @@ class Pieces:
             return False
         try:
             self._cipher.finalize_with_tag(self._tag)
-        except self._changed:
+        except _library().changed:
             return False
         return True
 
 
-def _cipher(key: bytes, direction: str, place: bytes) -> Any:
+class _Library(NamedTuple):
+    """What is used of `cryptography`, which only an encrypted store needs."""
+
+    cipher: Any
+    aes: Any
+    mode: Any
+    changed: type[Exception]
+
+
+@cache
+def _library() -> _Library:
+    from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    cipher = getattr(Cipher(algorithms.AES(key), modes.GCM(_NONCE)), direction)()
+    return _Library(Cipher, algorithms.AES, modes.GCM(_NONCE), InvalidTag)
+
+
+def _cipher(key: bytes, direction: str, place: bytes) -> Any:
+    library = _library()
+    cipher = getattr(library.cipher(library.aes(key), library.mode), direction)()
     cipher.authenticate_additional_data(place)
     return cipher

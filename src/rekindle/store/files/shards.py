@@ -30,7 +30,8 @@ Bytes = npt.NDArray[np.uint8]
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordAt:
     """A record that is wanted: its open file and offset, the header that it must have, then a payload and its padding
-    with this crc; the payload goes to `payload` [payload_bytes]. Of an encrypted one, its seal and what that binds."""
+    with this crc; the payload goes to `payload` [payload_bytes]. Of an encrypted one, its seal and what that binds,
+    and only the header's length."""
 
     file: int
     offset: int
@@ -137,7 +138,7 @@ class Shards:
         )
         fd, offset = self._place(place.part, place.slot)
         padding_bytes = of_part.record_bytes - of_part.header_bytes - of_part.payload_bytes
-        header = of_part.header(block.identity, place.crc)
+        header = bytes(of_part.header_bytes) if self.are_sealed else of_part.header(block.identity, place.crc)
         where = bound(block.identity.hash, place.part, place.slot)
         return RecordAt(fd, offset, header, place.crc, payload, padding_bytes, place.seal, where)
 
