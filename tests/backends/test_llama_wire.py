@@ -24,7 +24,7 @@ def data_of(*events: bytes) -> Iterator[str]:
 
 
 def pieces_of(*events: bytes) -> list[Piece]:
-    reader = EventReader(GAPS)
+    reader = EventReader(GAPS, 9)
     return [reader.read(data) for data in data_of(*events)]
 
 
@@ -64,6 +64,8 @@ def test_progress_has_no_tokens() -> None:
     progress = {"prompt_progress": {"total": 9, "cache": 3, "processed": 5, "time_ms": 1}}
     found = pieces_of(event(0, 0, **progress), event(1, 65, "A"))
     assert found == [Piece(cached_tokens=3, done_tokens=5), Piece((65,))]
+    with pytest.raises(BackendFailed, match="another prompt"):  # than one of nine tokens
+        pieces_of(event(0, 0, prompt_progress={"total": 8, "cache": 3, "processed": 5}))
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("eos", "stop"), ("word", "stop"), ("limit", "length"), ("none", "none")])
@@ -83,6 +85,9 @@ def test_ends(kind: str, reason: str) -> None:
         [event(1, 65, "A", tokens_predicted="1")],
         [event(1, 65, "A", completion_probabilities=[{}])],
         [event(0, 0, prompt_progress={"cache": -1, "processed": 0})],
+        [event(1, 65, "A", completion_probabilities=[{"id": 65, "logprob": float("nan")}])],
+        [event(2, 65, "A" * 600)],
+        [event(1 << 40, 65, "A" * 1_000_000)],
         [b"data: " + b"[" * 100_000 + b"\n\n"],
     ],
     ids=lambda events: str(events[-1])[:80],

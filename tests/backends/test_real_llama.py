@@ -63,7 +63,9 @@ def running(model: Path, *arguments: str) -> Iterator[Backend]:
 def replied(backend: Backend, gaps: Gaps, prompt: list[int], **options: Any) -> list[Piece]:
     """The pieces of a reply."""
     arrived = queue.SimpleQueue[Arrived]()
-    backend.submit(Call(COMPLETION, completion_body(prompt, options), {}, EventReader(gaps).read), arrived.put)
+    backend.submit(
+        Call(COMPLETION, completion_body(prompt, options), {}, EventReader(gaps, len(prompt)).read), arrived.put
+    )
     found = list[Piece]()
     while (piece := arrived.get(timeout=WAIT_S)) is not None:
         assert isinstance(piece, Piece), piece

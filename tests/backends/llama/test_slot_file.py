@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 from dataclasses import fields, replace
@@ -139,6 +140,25 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     of_nothing = bytes(Example((full(0, layers=0),), ()))
     with pytest.raises(SlotFileError, match="the slot is empty"):
         parsed(of_nothing)
+
+
+def test_only_files_are_read_and_written(tmp_path: Path) -> None:
+    """Whoever else can write in the folder makes us wait for nobody, and neither read nor write elsewhere."""
+    (tmp_path / "outside").write_bytes(bytes(SMALL))
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, says in (("link", "symbolic link"), ("folder", "directory"), ("pipe", "no file")):
+        with pytest.raises((SlotFileError, OSError), match=says):
+            SlotFile.open(tmp_path / name)
+    file = SlotFile.open(tmp_path / "outside")
+    for name in ("link", "folder", "pipe"):
+        with pytest.raises(OSError):
+            write(tmp_path / name, file.shape, SMALL.slot, file.tokens, as_written(file))
+    assert (tmp_path / "outside").read_bytes() == bytes(SMALL)
+    os.truncate(tmp_path / "outside", 1 << 40)  # which takes no room
+    with pytest.raises(SlotFileError):
+        SlotFile.open(tmp_path / "outside")
 
 
 SMALL = Example((full(4, order=(1, 2, 3, 0)), full(4, order=(3, 2), layers=1)), (9, 8, 7, 6), 1, 2)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +24,17 @@ import httpx
 from rekindle.errors import BackendFailed, BadRequest, Overloaded, RekindleError, RequestFailed, Timeout
 from rekindle.harness.own_server import OwnServer
 from rekindle.worker import Worker, described
-from rekindle_backends.wire import MODELS, MOST_BODY_BYTES, Call, EventLines, Piece, error_text, parsed, too_long
+from rekindle_backends.wire import (
+    MODELS,
+    MOST_BODY_BYTES,
+    MOST_IDLE_BYTES,
+    Call,
+    EventLines,
+    Piece,
+    error_text,
+    parsed,
+    too_long,
+)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,6 +43,7 @@ CONNECT_S = 5.0
 LOOK_EVERY_S = 5.0  # whether it still serves the model
 ASK_S = 60.0  # at the start; a first token may be compiled for
 RETRY_S = 2.0  # what clients are asked to wait where the backend does not say
+MOST_RETRY_S = 3600.0
 DONE = "[DONE]"
 
 
@@ -292,28 +304,44 @@ class Backend:
 async def _read(
     call: Call, response: httpx.Response, emit: Callable[[Arrived], None], is_alive: Callable[[], None]
 ) -> None:
-    """Emit the pieces of a stream; BackendFailed if it breaks off before its end.
+    """Emit the pieces of a stream; BackendFailed if it breaks off before its end, or brings nothing for long.
 
     `is_alive` is called with every line that ends: one that goes on and on is silence.
     """
-    lines, has_ended = EventLines(), False
-    async for data in response.aiter_bytes():
-        if b"\n" in data:
-            is_alive()
+    lines, has_ended, num_done, idle_bytes = EventLines(), False, -1, 0
+    async for data in _plain(response):
+        idle_bytes += len(data)
         for event in lines.push(data):
             if event == DONE:
                 return
             piece = call.read(event)
+            if has_ended and piece.token_ids:
+                raise BackendFailed("the backend sent tokens after the end of its answer")
             has_ended |= piece.reason is not None
+            if piece.token_ids or (piece.done_tokens or 0) > num_done:
+                num_done, idle_bytes = max(num_done, piece.done_tokens or 0), 0
             emit(piece)
+        if b"\n" in data:
+            is_alive()
+            if idle_bytes > MOST_IDLE_BYTES:
+                raise BackendFailed(f"the backend sent {MOST_IDLE_BYTES >> 20} MiB of lines that bring nothing")
     if not has_ended:
         raise BackendFailed("the backend broke off its answer")
+
+
+def _plain(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Return the bytes of an answer as they come; BackendFailed if they are compressed, which was asked against: a few
+    could become gigabytes before any limit of ours sees them."""
+    form = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if form not in ("", "identity"):
+        raise BackendFailed(f"the backend compressed its answer ({form[:40]}), which it was asked not to do")
+    return response.aiter_raw()
 
 
 async def _whole(response: httpx.Response) -> bytes:
     """Return an answer that is no stream; BackendFailed, and the rest is not read, if it is too long for one."""
     found = bytearray()
-    async for data in response.aiter_bytes():
+    async for data in _plain(response):
         found += data
         if len(found) > MOST_BODY_BYTES:
             raise BackendFailed(
@@ -332,8 +360,9 @@ def _message(data: bytes) -> str:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Return the seconds of a `Retry-After`; some where it is missing, or a date."""
+    """Return the seconds of a `Retry-After`, at most an hour; some where it is missing, a date or no number."""
     try:
-        return max(0.0, float(response.headers.get("Retry-After", RETRY_S)))
+        found = float(response.headers.get("Retry-After", RETRY_S))
     except ValueError:
         return RETRY_S
+    return RETRY_S if math.isnan(found) else min(max(0.0, found), MOST_RETRY_S)

@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Protocol
+
+import numpy as np
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.loads import Load
@@ -32,9 +35,10 @@ from rekindle.store.commands import StoreCommand
 from rekindle_backends.calls import scored
 from rekindle_backends.client import Arrived, Backend, Sending
 from rekindle_backends.memory import Memory, Place
-from rekindle_backends.wire import Call, Piece
+from rekindle_backends.wire import OTHER_PROMPT, Call, Piece
 
 ENDS: dict[str, FinishReason] = {"length": "length", "stop": "stop"}
+MOST_UNWANTED = 16  # several may come at once
 
 
 class Left:
@@ -63,6 +67,7 @@ class Answer:
     reason: str | None = None
     num_certain: int | None = None
     num_reused: int = 0
+    num_unwanted: int = 0  # tokens of a reply that nobody asked for: a prompt alone is computed by asking for one
 
 
 class RemoteCore(Core):
@@ -203,6 +208,9 @@ class RemoteCore(Core):
         elif arrived is None:
             self._finish(answer)
         else:
+            if arrived.prompt_ids is not None and not np.array_equal(arrived.prompt_ids, request.sequence.prompt_ids):
+                self._replies.fail(request, BackendFailed(OTHER_PROMPT))
+                return
             if arrived.cached_tokens is not None:
                 self._note_reuse(answer, arrived.cached_tokens)
             if arrived.done_tokens is not None:
@@ -235,6 +243,9 @@ class RemoteCore(Core):
         request, held = answer.request, answer.held
         answer.held = []
         if request.sequence.task != "generate":
+            answer.num_unwanted += sum(len(piece.token_ids) for piece in held)
+            if answer.num_unwanted > MOST_UNWANTED:
+                self._replies.stop(request, BackendFailed("the backend sent a reply where one token was asked for"))
             return
         num_top, bytes_of = request.reply.sampler.params.logprobs, request.reply.stream.token_bytes
         for piece in held:
@@ -252,7 +263,8 @@ class RemoteCore(Core):
 
     def _fault(self, piece: Piece, *, needs_scores: bool) -> str | None:
         """Return why tokens of a backend cannot be delivered; None if they can."""
-        strange = [token for token in piece.token_ids if not 0 <= token < self._vocab_size]
+        scored_ids = chain.from_iterable(score.top for score in piece.scores if score is not None)
+        strange = [token for token in chain(piece.token_ids, scored_ids) if not 0 <= token < self._vocab_size]
         if strange:
             return f"the backend sent token id {strange[0]}, which the model does not have"
         if needs_scores and len(piece.scores) != len(piece.token_ids):

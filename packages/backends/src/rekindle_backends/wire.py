@@ -6,6 +6,7 @@ Owns the shape of bodies and of the chunks of a stream; llama-server's own are i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from rekindle.errors import BackendFailed, PromptTooLong
 COMPLETIONS, MODELS, TOKENIZE = "/v1/completions", "/v1/models", "/tokenize"
 MOST_LINE_BYTES = 16 << 20  # of an event: one token with its scores takes a few kilobytes
 MOST_BODY_BYTES = 16 << 20  # of an answer that is read whole: a list of models, the tokens of a text, an error
+MOST_IDLE_BYTES = 1 << 20  # of lines that bring a request nothing: a sign of life every second, for a day
+MOST_REASON_CHARS = 100
+OTHER_PROMPT = "the backend answered another prompt than it was sent"
 ID_KEY = "token_id:"  # how tokens are written with `return_tokens_as_token_ids`
 
 
@@ -32,7 +36,7 @@ class Piece:
 
     `scores`, if they were requested, has one for each token, None where there is none. `is_certain` False: the backend
     left ids out, and not even its text says which; the text of `token_ids` is right. `done_tokens`: so many of the
-    prompt are computed or were reused.
+    prompt are computed or were reused. `prompt_ids`: the prompt that this answers, where the backend says it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -41,6 +45,7 @@ class Piece:
     cached_tokens: int | None = None
     is_certain: bool = True
     done_tokens: int | None = None
+    prompt_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,12 @@ def read_piece(data: str) -> Piece:
             return Piece(cached_tokens=count(cached))
         (choice,) = choices
         ids, reason = tuple(map(whole, choice.get("token_ids") or ())), choice.get("finish_reason")
-        if not isinstance(reason, str | None):
-            raise ValueError("finish_reason is no text")
-        return Piece(ids, _scores(choice.get("logprobs"), len(ids)), reason, count(cached))
+        if not isinstance(reason, str | None) or len(reason or "") > MOST_REASON_CHARS:
+            raise ValueError("finish_reason is no word")
+        asked = choice.get("prompt_token_ids")
+        prompt = None if asked is None else tuple(map(whole, asked))
+        scores = _scores(choice.get("logprobs"), len(ids))
+        return Piece(ids, scores, reason, count(cached), prompt_ids=prompt)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise no_chunk(data, error) from error
 
@@ -109,8 +117,8 @@ def no_chunk(data: str, error: Exception) -> BackendFailed:
 
 
 def whole(value: Any) -> int:
-    """Return a whole number; ValueError for anything else."""
-    if type(value) is not int:
+    """Return a whole number of up to 64 bits; ValueError for anything else."""
+    if type(value) is not int or value.bit_length() > 63:
         raise ValueError(f"{str(value)[:40]!r} is no whole number")
     return value
 
@@ -127,7 +135,7 @@ def _scores(found: Mapping[str, Any] | None, num_tokens: int) -> tuple[ScoredTok
         return ()
     top = found.get("top_logprobs") or [None] * num_tokens
     each = zip(found["token_logprobs"], top, strict=True)
-    scores = tuple(ScoredToken(float(logprob), _by_id(others or {})) for logprob, others in each)
+    scores = tuple(ScoredToken(finite(logprob), _by_id(others or {})) for logprob, others in each)
     if len(scores) != num_tokens:
         raise ValueError(f"{len(scores)} log probabilities for {num_tokens} tokens")
     return scores
@@ -137,7 +145,14 @@ def _by_id(others: Mapping[str, float]) -> dict[int, float]:
     """Return the log probabilities by id; ValueError for keys that are text, which names no token."""
     if not all(key.startswith(ID_KEY) for key in others):
         raise ValueError("log probabilities name tokens by text, not by id (return_tokens_as_token_ids)")
-    return {int(key.removeprefix(ID_KEY)): float(value) for key, value in others.items()}
+    return {int(key.removeprefix(ID_KEY)): finite(value) for key, value in others.items()}
+
+
+def finite(value: Any) -> float:
+    """Return a log probability; ValueError for NaN and infinities, which Python's JSON has and no client's."""
+    if not math.isfinite(found := float(value)):
+        raise ValueError(f"a log probability is {found}")
+    return found
 
 
 def parsed(data: bytes) -> Any:

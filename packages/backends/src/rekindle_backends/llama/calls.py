@@ -34,7 +34,8 @@ class LlamaCalls:
         options = self._options(request) if is_reply else {"n_predict": 1, "temperature": 0}
         body = completion_body(request.sequence.prompt_ids.tolist(), options)
         is_free = not {"json_schema", "grammar"} & options.keys()
-        return Call(COMPLETION, body, {}, EventReader(self.gaps if is_free else self.gaps.in_grammar()).read)
+        gaps = self.gaps if is_free else self.gaps.in_grammar()
+        return Call(COMPLETION, body, {}, EventReader(gaps, request.sequence.num_prompt).read)
 
     def _options(self, request: Request) -> dict[str, Any]:
         """Return the fields for sampling and its limits. Stop strings and stop tokens are found here, in what comes."""

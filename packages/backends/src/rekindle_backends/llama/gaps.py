@@ -67,8 +67,10 @@ class Gaps:
         """Return ids for the `num_missing` before the id that `came` with this text, which covers all of them.
 
         Of several answers the one whose largest id is smallest, as tokenizers merge the pairs of small ids first. Where
-        none fits, as many as the text takes.
+        none fits, as many as the text takes. ValueError for more text than any tokens in this number have.
         """
+        if len(text) > (min(num_missing, MOST_MISSING) + 1) * max(self._longest, len(self._piece(came))):
+            raise ValueError(f"{len(text):,} characters for {num_missing + 1:,} tokens")
         data, last = text.encode("utf-8", "surrogatepass"), self._piece(came)
         end = len(data) - len(last)
         if not data.endswith(last) or REPLACED in text or num_missing > MOST_MISSING:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,10 +75,14 @@ class SlotFile:
     def open(cls, path: str | Path, *, shape: FileShape | None = None) -> SlotFile:
         """Map and parse a file. `shape`: that of this server's files; None for the first one, from which it is learned.
 
-        SlotFileError if it is no slot file of this version, or one of another shape; OSError if it cannot be read.
+        SlotFileError if it is no slot file of this version, or one of another shape; OSError if it cannot be read. What
+        is no file, a link or a pipe for instance, is neither followed nor waited for.
         """
-        with open(path, "rb") as file:
-            num_bytes = os.fstat(file.fileno()).st_size
+        with open(path, "rb", opener=_plain_file) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SlotFileError("the slot file is no file")
+            num_bytes = status.st_size
             if not num_bytes:
                 raise SlotFileError("the slot file is empty")
             data = np.frombuffer(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ), dtype=np.uint8)
@@ -130,6 +135,10 @@ class SlotFile:
         return [self.data[at : at + each.row_bytes] for at, each in tensors]
 
 
+def _plain_file(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _element(num_bytes: int) -> np.dtype[np.generic]:
     """A type of so many bytes, one that numpy copies fast where there is one."""
     return np.dtype(f"<u{num_bytes}") if num_bytes in (1, 2, 4, 8) else np.dtype((np.void, num_bytes))
@@ -159,14 +168,15 @@ def write(
     """Write the file that llama-server would write for `slot` with these tokens and rows; return its bytes.
 
     `states`: the tensors of a recurrent state after the last token, uint8 [row bytes] each. A file that could not be
-    written to its end is removed: one that is cut aborts llama-server.
+    written to its end is removed: one that is cut aborts llama-server. OSError for a link, a pipe or a folder in its
+    place, which is left alone.
     """
     if shape.version != VERSION:
         raise ValueError("only slot files of the version that is read here are written")
     if not 0 <= slot < (shape.num_streams if shape.num_streams > 1 else MAX_STREAMS):
         raise ValueError(f"there is no slot {slot} in a file of {shape.num_streams} streams")
-    try:
-        with open(path, "wb") as file:
+    with open(path, "wb", opener=_plain_file) as file:
+        try:
             words = [-1, TOKENS_VERSION, len(tokens)]
             file.write(struct.pack("<IIIiII", MAGIC, VERSION, len(tokens) + 4, *words))
             file.write(tokens.astype("<i4", copy=False).tobytes() + bytes(4))
@@ -178,10 +188,11 @@ def write(
                 file.write(bytes(4 * (shape.num_streams - stream - 1)))
             if shape.recurrent is not None:
                 _write_state(file, shape.recurrent, len(tokens), states)
+            file.flush()
             return file.tell()
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
 
 
 def _write_stream(file: BinaryIO, section: AttentionShape, slot: int, given: RowsToWrite) -> None:

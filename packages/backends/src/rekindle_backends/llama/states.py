@@ -93,9 +93,8 @@ class States:
                 sendings[0].cancel()
 
         body = completion_body(ids.tolist(), {"n_predict": 0, "temperature": 0, "id_slot": slot})
-        sendings.append(
-            self._backend.submit(Call(COMPLETION, body, {}, EventReader(NO_GAPS).read), emit, left=left.set)
-        )
+        call = Call(COMPLETION, body, {}, EventReader(NO_GAPS, len(ids)).read)
+        sendings.append(self._backend.submit(call, emit, left=left.set))
         await left.wait()
         if errors:
             raise errors[0]

@@ -14,7 +14,17 @@ from typing import Any
 
 from rekindle.errors import BackendFailed
 from rekindle_backends.llama.gaps import Filling, Gaps
-from rekindle_backends.wire import Piece, ScoredToken, count, error_text, no_chunk, whole
+from rekindle_backends.wire import (
+    MOST_REASON_CHARS,
+    OTHER_PROMPT,
+    Piece,
+    ScoredToken,
+    count,
+    error_text,
+    finite,
+    no_chunk,
+    whole,
+)
 
 COMPLETION, PROPS = "/completion", "/props"
 SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
@@ -55,13 +65,14 @@ def completion_body(prompt_ids: Sequence[int], options: Mapping[str, Any]) -> di
 
 
 class EventReader:
-    """Reads the events of one stream, in order: what is left out of it is found by `gaps`.
+    """Reads the events of one stream, in order, which answers `num_prompt` tokens: what it leaves out `gaps` finds.
 
     A token without text waits for the next event, as the one that ends a reply is none of it.
     """
 
-    def __init__(self, gaps: Gaps) -> None:
+    def __init__(self, gaps: Gaps, num_prompt: int) -> None:
         self._gaps = gaps
+        self._num_prompt = num_prompt
         self._num_tokens = 0  # that were drawn, those left out too
         self._silent = Piece()
 
@@ -73,6 +84,8 @@ class EventReader:
                 raise BackendFailed(f"the backend failed: {error_text(event)}")
             if "prompt_progress" in event:  # which has a token that is none
                 progress = event["prompt_progress"]
+                if progress.get("total", self._num_prompt) != self._num_prompt:
+                    raise BackendFailed(OTHER_PROMPT)
                 return Piece(cached_tokens=count(progress["cache"]), done_tokens=count(progress["processed"]))
             return self._end(event) if event["stop"] else self._tokens(event)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -80,7 +93,7 @@ class EventReader:
 
     def _end(self, event: Mapping[str, Any]) -> Piece:
         """Return the end; ids that were left out before it end inside a character, and stay unknown."""
-        kind, silent = str(event["stop_type"]), self._silent
+        kind, silent = str(event["stop_type"])[:MOST_REASON_CHARS], self._silent
         if kind == "eos":
             silent = Piece(silent.token_ids[:-1], silent.scores[:-1])
         cached = count((event.get("timings") or {}).get("cache_n"))
@@ -104,5 +117,5 @@ class EventReader:
 
 
 def _score(entry: Mapping[str, Any]) -> ScoredToken:
-    top = {whole(each["id"]): float(each["logprob"]) for each in entry.get("top_logprobs") or ()}
-    return ScoredToken(float(entry["logprob"]), top)
+    top = {whole(each["id"]): finite(each["logprob"]) for each in entry.get("top_logprobs") or ()}
+    return ScoredToken(finite(entry["logprob"]), top)
