@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -131,11 +132,30 @@ def test_a_stored_response_is_found_with_the_model_that_answered(host: Host) -> 
     body = {"model": "scripted", "input": "talk", "max_output_tokens": 16}
     made = host.ask("POST", "/v1/responses", body).json()
     assert host.ask("POST", "/api/generate", {"model": "scripted", "keep_alive": 0}).status_code == 200
+    team = {"Authorization": "Bearer key-of-team"}
+    theirs = httpx.get(f"{host.url}/v1/responses/{made['id']}", headers=team, timeout=WAIT_S)
+    assert theirs.status_code == 404, "another tenant's"
     found = host.ask("GET", f"/v1/responses/{made['id']}")
     assert found.json()["output"] == made["output"] and host.loaded() == ["scripted:latest"]
     kept = host.ask("GET", f"/v1/receipts/{made['id']}").json()  # written with the response
     assert kept["identity"]["model"] == "scripted" and kept["endpoint"] == "/v1/responses"
     assert host.ask("DELETE", f"/v1/responses/{made['id']}").json()["deleted"]
+
+
+def test_a_target_that_is_no_path_reaches_no_other_host(host: Host) -> None:
+    """After the address of a process it would: `http://127.0.0.1:PORT@HOST/`, with the key of the process."""
+    host.chat("small")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_connection(("127.0.0.1", host.process.port)) as to,
+    ):
+        target = f"@127.0.0.1:{other.getsockname()[1]}/"
+        to.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\n".encode())
+        to.sendall(b"X-Rekindle-Model: small\r\nConnection: close\r\n\r\n")
+        assert to.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        other.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            other.accept()
 
 
 def test_the_page_of_a_model_is_under_its_name(host: Host) -> None:

@@ -151,13 +151,16 @@ def test_a_request_of_ollama_says_how_long_its_model_stays(
 
 def test_what_only_watches_starts_nothing_and_what_no_server_has_is_not_passed_on() -> None:
     def scope(path: str, method: str = "GET", **state: str) -> dict[str, Any]:
-        return {"type": "http", "method": method, "path": path, "headers": [], "state": state}
+        raw = path.encode()
+        return {"type": "http", "method": method, "path": path, "raw_path": raw, "headers": [], "state": state}
 
     watched = ("/overview", "/health/ready", "/v1/coordination/sessions/ab/events")
     assert all(starts_nothing(scope(path)) for path in watched) and not starts_nothing(scope(watched[2], "POST"))
     assert not any(starts_nothing(scope(path)) for path in ("/v1/agents", "/v1/coordination/sessions/ab"))
     assert is_passed_on(scope("/v1/agents/ada/why")) and is_passed_on(scope("/favicon.ico", rekindle_model="a"))
     assert not any(is_passed_on(scope(path)) for path in ("/favicon.ico", "/v1/models", "/api/ps", "/v1/agentsx", "/"))
+    for target in ("@127.0.0.1:80/x", ".example.org/", "*", "x"):  # would name another host after a process's address
+        assert not is_passed_on(scope(target, rekindle_model="a")), target
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,26 @@ def test_a_model_is_left_when_it_was_idle_for_as_long_as_it_is_kept() -> None:
     played(play)
 
 
+def test_no_tenant_ends_a_model_for_another() -> None:
+    async def play(places: Places, processes: Processes) -> None:
+        async with places.held(A, by="mine"):
+            pass
+        async with places.held(A, by="theirs"):
+            places.keep(A, 0.0, by="theirs")
+        assert not await places.leave(A, by="theirs")
+        (place,) = places.ready()
+        assert places.expires_in(place) is None, "as the one wants it"
+        assert not await places.leave(A, by="a third one")
+        assert await places.leave(A, by="mine"), "the last one who wanted it"
+        for by in ("mine", "theirs"):
+            async with places.held(A, by=by):
+                pass
+        assert await places.leave(A, by=None), "an admin may"
+        assert processes.seen == ["+a", "-a"] * 2
+
+    played(play)
+
+
 def test_a_start_that_fails_is_the_answer_for_a_while_and_harms_no_other() -> None:
     async def play(places: Places, processes: Processes) -> None:
         processes.broken.add("b")

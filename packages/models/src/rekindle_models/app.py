@@ -106,15 +106,17 @@ class Host:
             if place is not None:
                 await self._forward(scope, body, send, place)
                 return
-        if starts_nothing(scope) or not access_of(Request(scope)).has_key:
+        access = access_of(Request(scope))
+        if starts_nothing(scope) or not access.has_key:
             raise HttpError(not_loaded(wish.model))
         if wish.is_empty and wish.keep_alive == 0:
-            await self.places.leave(wish.model)
+            await self.places.leave(wish.model, by=None if access.is_admin else access.namespace)
             await JSONResponse(_unloaded(scope, wish))(scope, _nothing, send)
             return
-        async with self.places.held(wish.model) as place:
+        async with self.places.held(wish.model, by=access.namespace) as place:
             if wish.keep_alive is not None:
-                self.places.keep(wish.model, math.inf if wish.keep_alive < 0 else wish.keep_alive)
+                keep_s = math.inf if wish.keep_alive < 0 else wish.keep_alive
+                self.places.keep(wish.model, keep_s, by=access.namespace)
             await self._forward(scope, body, send, place)
 
     async def _forward(self, scope: Scope, body: bytes, send: Send, place: Place) -> None:

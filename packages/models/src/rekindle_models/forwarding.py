@@ -60,8 +60,8 @@ class Forwarder:
         An answer that has begun and breaks off ends with an error in its own form, if it is a stream. Cancelling this
         closes the connection.
         """
-        query = scope["query_string"].decode("latin-1")
-        url = f"{process.url}{scope['raw_path'].decode('latin-1')}{f'?{query}' if query else ''}"
+        query = scope["query_string"]
+        url = httpx.URL(process.url).copy_with(raw_path=scope["raw_path"] + (b"?" + query if query else b""))
         request = self._client.build_request(scope["method"], url, headers=_headers(scope, key), content=body)
         is_begun, kind, last = False, "", b""
         try:

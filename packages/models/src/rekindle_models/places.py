@@ -50,7 +50,11 @@ class Process(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A model that is loaded. `keep_s`: how long it stays without a request; `rested_at`: since when it has none."""
+    """A model that is loaded. `keep_s`: how long it stays without a request; `rested_at`: since when it has none.
+
+    `asked`: how long each of those who used it since it was loaded wants it to stay, by namespace: it stays for as long
+    as any of them wants, so that no tenant ends it for another.
+    """
 
     model: Model
     process: Process
@@ -60,6 +64,12 @@ class Place:
     rested_at: float = 0.0
     timer: asyncio.TimerHandle | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: dict[str, float] = field(default_factory=dict)
+
+    def keep(self, keep_s: float, by: str) -> None:
+        """Note how long one of those who use it wants it to stay."""
+        self.asked[by] = keep_s
+        self.keep_s = max(self.asked.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,12 +114,13 @@ class Places:
         self._threads = ThreadPoolExecutor(2 * max_loaded + 1, thread_name_prefix="rekindle-models")
 
     @asynccontextmanager
-    async def held(self, model: Model) -> AsyncIterator[Place]:
-        """Load a model if it is not, and keep it for this request.
+    async def held(self, model: Model, *, by: str = "") -> AsyncIterator[Place]:
+        """Load a model if it is not, and keep it for this request of a namespace.
 
         BackendFailed if it cannot be started, Overloaded if too many requests wait, Unavailable while we stop.
         """
         place = await self._place_of(model)
+        place.keep(place.asked.get(by, model.keep_alive_s), by)
         try:
             yield place
         finally:
@@ -141,18 +152,24 @@ class Places:
             return keep_s
         return max(0.0, place.rested_at + keep_s - self._clock())
 
-    def keep(self, model: Model, keep_s: float) -> None:
-        """Set how long a model that is loaded stays after its last request, from now on."""
+    def keep(self, model: Model, keep_s: float, *, by: str = "") -> None:
+        """Set how long a model that is loaded stays after its last request, from now on, unless another namespace that
+        uses it wants it for longer."""
         place = self._places.get(model.name)
         if place is not None and place.state != "ending":
-            place.keep_s = keep_s
+            place.keep(keep_s, by)
             if place.state == "ready" and not place.num_running:
                 self._rest(place)
 
-    async def leave(self, model: Model) -> bool:
-        """End a model as soon as it has no request; return whether it has ended. Waits for an end that began."""
-        self.keep(model, 0.0)
+    async def leave(self, model: Model, *, by: str | None = "") -> bool:
+        """End a model as soon as it has no request, and no namespace but `by` has used it (None: if any has).
+
+        Return whether it has ended. Waits for an end that began.
+        """
         place = self._places.get(model.name)
+        if place is not None and by is None:
+            place.asked.clear()
+        self.keep(model, 0.0, by=by or "")
         if place is not None and place.state == "ending":
             await place.gone.wait()
         return model.name not in self._places

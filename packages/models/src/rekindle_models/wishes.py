@@ -72,8 +72,13 @@ class Wish:
 
 
 def is_passed_on(scope: Scope) -> bool:
-    """Whether a request is for a model: the routes of this server are others, where no name is in the path."""
+    """Whether a request is for a model: the routes of this server are others, where no name is in the path.
+
+    A target that is no path, as `@other-host/`, is for none: put after a process's address it would name another host.
+    """
     path = scope["path"]
+    if not scope["raw_path"].startswith(b"/"):
+        return False
     if names_one(scope) or path in EXACT or path in BODIES or path in OLLAMA:
         return True
     return any(path == each or path.startswith(f"{each}/") for each in BELOW)
