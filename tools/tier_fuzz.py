@@ -7,7 +7,7 @@ In each run a few agents talk with one replica, about what they share and what t
 that came to the tier are damaged, and another replica, which has never seen these agents, goes on with them, talks
 further, and writes. Now and then an agent is purged there, or goes on at the first replica. Checked after each run: the
 ids of every reply are those of the same prompt with `reuse: off`; nothing was raised; both replicas hold their own
-invariants; and once directories that were put where objects belong are gone, everything is exported. Both replicas are
+invariants; and once what was put where objects belong, and is none, is gone, everything is exported. Both replicas are
 started anew, with empty slots, every `FRESH` runs. A request that takes longer than `HANG_S` ends the program with the
 stacks of all threads. Prints a JSON report; exit code 1 if anything failed.
 """
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import faulthandler
 import json
+import os
 import random
 import shutil
 import sys
@@ -80,6 +81,12 @@ def put_directory(victim: Victim) -> None:
     victim.path.mkdir()
 
 
+def put_link(victim: Victim, to: Path) -> None:
+    """Replace an object by a link."""
+    victim.path.unlink()
+    victim.path.symlink_to(to)
+
+
 def put_earlier(victim: Victim) -> None:
     """Write what the object was at some time before; a block, which never changes, is removed."""
     if victim.earlier:
@@ -96,6 +103,9 @@ KINDS: dict[str, Callable[[Victim], object]] = {
     "zero length": lambda v: v.path.write_bytes(b""),
     "random bytes": lambda v: v.path.write_bytes(v.chance.randbytes(v.path.stat().st_size)),
     "a directory": put_directory,
+    "a link to another": lambda v: put_link(v, v.chance.choice(v.others)),
+    "a link outside": lambda v: put_link(v, Path("/etc/passwd")),
+    "sparse gigabytes": lambda v: os.truncate(v.path, 8 << 30),
     "stale": put_earlier,
     "foreign secret": lambda v: v.seal(v.opened(), secret="a secret of somebody else"),
     "foreign model": lambda v: v.seal(v.opened(), name=f"{'0' * 64}/{'/'.join(v.path.parts[-2:])}"),
@@ -103,7 +113,7 @@ KINDS: dict[str, Callable[[Victim], object]] = {
     "another's content": lambda v: v.seal(Victim(v.chance.choice(v.others), [], [], v.chance).opened()),
     "garbage, encrypted": lambda v: v.seal(v.chance.choice([b"", b"{}", b"[1]", b"null", b'{"v": 1}', b"\xff"])),
 }
-NEED_OTHERS = ("swapped", "another's content")
+NEED_OTHERS = ("swapped", "another's content", "a link to another")
 BLOCKS_ONLY = ("bit flipped before encryption",)  # a record has its own checksum, of a head the seal is the only one
 
 
@@ -130,6 +140,8 @@ class Campaign:
         for path in new:
             if path.is_dir():
                 shutil.rmtree(path)
+            elif path.is_symlink():
+                path.unlink()
         for engine in (self.writer, self.reader):
             answering(engine)
             export(engine)

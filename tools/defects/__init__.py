@@ -14,6 +14,7 @@ from tools.defects.front import FRONTS
 from tools.defects.gate import GATE
 from tools.defects.hints import HINTS
 from tools.defects.host import HOSTS
+from tools.defects.hostile import HOSTILE
 from tools.defects.kernels import KERNELS
 from tools.defects.latents import LATENTS
 from tools.defects.layers import LAYERS
@@ -68,6 +69,7 @@ MUTANTS = (
     *TIER,
     *AGENT_FILES,
     *FRONTS,
+    *HOSTILE,
     *HOSTS,
     *LLAMA,
     *SLOTS,
