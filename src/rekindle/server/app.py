@@ -187,11 +187,9 @@ def create_app(
     """Create the application over a started engine; close it after use. `model`: the path or hub name loaded."""
     served = ServedModel(engine, alias=model, name=settings.served_model_name, created=int(clock()))
     metrics, history, today = Metrics(served.name), History(clock=clock), Today(clock=clock)
-    metrics.registry.register(EngineCollector(engine, served.name))
     recorder = _recorder(settings, served.name)
     log, keys = RequestLog(), Keys(settings)
     quotas = _open_quotas(engine, keys, clock)
-    metrics.registry.register(UsageCollector(quotas))
     traces = _open_traces(settings, served.name)
     observers: list[Observer] = [metrics, history, today, Usage(quotas), *([traces] if traces else [])]
     responses = _open_responses(engine, settings)
@@ -205,7 +203,12 @@ def create_app(
         ends=[endings.close, *([traces.close] if traces else [])],
         bound=engine.encoder.bound,
     )
-    metrics.registry.register(HealthCollector(engine, app.problems))
+    for collector in (
+        EngineCollector(engine, served.name),
+        UsageCollector(quotas),
+        HealthCollector(engine, app.problems),
+    ):
+        metrics.registry.register(collector)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
     receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
@@ -230,13 +233,13 @@ def create_app(
         schema_router(app, events=app.events, max_choices=engine.settings.cache.max_branches),
     ):
         app.include_router(router)
-    for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, on_error)
     _add_gate(app, settings)
     return app
 
 
 def _add_gate(app: App, settings: ServerSettings) -> None:
+    for kind in (RekindleError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, on_error)
     # The middleware added last is the outermost.
     app.add_middleware(RequestForms)
     app.add_middleware(Limits, settings=settings, gate=app.gate, keys=app.keys, files=FILES)

@@ -127,8 +127,7 @@ class WarmStore:
         fs = fs or OsFileSystem()
         place = StoreDirectory.claim(directory, fingerprint, fs, settings.master_key())
         try:
-            description = Description(model, layout, tuple(namespaces), made_from)
-            described = describe(place.path, description, fs, place.keys)
+            described = describe(place.path, Description(model, layout, tuple(namespaces), made_from), fs, place.keys)
             parts = open_store(place, layout, shard_bytes, fs, clock, described.namespaces)
             collect_stale(directory, place.path.name, settings.stale_ttl_s, clock=clock, fs=fs)
             return cls(

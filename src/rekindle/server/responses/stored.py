@@ -1,5 +1,4 @@
-"""Stored responses, for callers to continue, and receipts of all answers: in a file next to the store, or in memory
-without one.
+"""Stored responses, for callers to continue, and receipts of all answers: in a file next to the store, else in memory.
 
 Owns the file `responses.db` and its thread. A response is stored with the items that were new in its request and the id
 of the response it continues: a conversation is a chain. It can be found as soon as `keep` returns and is durable once
