@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rekindle.errors import Cancelled as Cancelled
     from rekindle.errors import ConfigError as ConfigError
     from rekindle.errors import Conflict as Conflict
+    from rekindle.errors import HubUnreachable as HubUnreachable
     from rekindle.errors import ModelRefused as ModelRefused
     from rekindle.errors import NotFound as NotFound
     from rekindle.errors import Overloaded as Overloaded
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from rekindle.text.constraints.types import Constraint as Constraint
 
 __version__ = "0.1.0"
-_ERRORS = """BackendFailed BadRequest Cancelled ConfigError Conflict ModelRefused NotFound Overloaded
-    PortTaken PromptTooLong PurgeUnproved QuotaExceeded RekindleError RequestFailed StoreError StoreLocked
+_ERRORS = """BackendFailed BadRequest Cancelled ConfigError Conflict HubUnreachable ModelRefused NotFound
+    Overloaded PortTaken PromptTooLong PurgeUnproved QuotaExceeded RekindleError RequestFailed StoreError StoreLocked
     StoreRefused Timeout Unavailable"""
 LAZY = {
     "Agent": "rekindle.engine.agent",

@@ -9,6 +9,7 @@
     ├── ConfigError           the operator's: a flag, variable or file
     │   └── PortTaken         another program listens there
     ├── ModelRefused          the model cannot be served; says why and what would fit
+    │   └── HubUnreachable    it has to be fetched, and the hub does not answer
     ├── StoreError            the directory's
     │   ├── StoreLocked       another process holds it
     │   ├── StoreRefused      its disk is full or cannot be written: replies continue without it
@@ -97,6 +98,10 @@ class ModelRefused(RekindleError):
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(f"{message}: {remedy}" if remedy else message)
         self.remedy = remedy
+
+
+class HubUnreachable(ModelRefused):
+    """The model has to be fetched, and the hub cannot be reached: later it may be."""
 
 
 class StoreError(RekindleError):

@@ -189,7 +189,7 @@ def test_commands_say_what_they_need(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "set models" in refused.output
     assert "is here" in run("pull", "pocket").output
     missing = run("pull", "owner/never-was", HF_HUB_OFFLINE="1")
-    assert missing.exit_code == 2 and "the hub cannot be reached (offline?)" in missing.output
+    assert missing.exit_code == 4 and "the hub cannot be reached (offline?)" in missing.output
     unreachable = run("ps", "--url", "http://127.0.0.1:9")
     assert unreachable.exit_code == 1 and "no server answers" in unreachable.output
 

@@ -26,7 +26,7 @@ from rekindle.errors import ConfigError
 from rekindle.harness.client import Client
 from rekindle.server.listening import taken
 
-WAIT_S = 90.0
+WAIT_S = 150.0
 AGENTS = ("ada", "bo", "cy")
 SHORT = 12
 LONG: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}  # one of these streams runs whenever something happens

@@ -2,6 +2,7 @@
 
     0    done            2    for the caller to change: a setting, a request, a model, a directory, a missing package
     1    it failed       3    the port is taken, by another program
+                         4    the model has to be fetched, and the hub cannot be reached
                          130  ctrl-C        141  the reader of the output is gone
 
 `REKINDLE_DEBUG=1` shows the traceback of a defect of ours; the engine then checks itself when idle, too. Needs nothing
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from rekindle.errors import (
     BadRequest,
     ConfigError,
+    HubUnreachable,
     ModelRefused,
     PortTaken,
     RekindleError,
@@ -27,7 +29,7 @@ from rekindle.errors import (
     StoreRefused,
 )
 
-FAILED, REFUSED, TAKEN, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
+FAILED, REFUSED, TAKEN, AWAY, INTERRUPTED, UNREAD = 1, 2, 3, 4, 130, 141
 DEBUG = "REKINDLE_DEBUG"
 _COMMAND_LINE = ("typer", "click")  # their exceptions are usage errors and exits, which they show themselves
 _EXTRAS = {"matplotlib": "bench", "opentelemetry": "otel"}
@@ -65,6 +67,8 @@ def code_of(run: Callable[[], int]) -> int:
             return run()
     except PortTaken as error:
         return _say(TAKEN, str(error))
+    except HubUnreachable as error:
+        return _say(AWAY, str(error))
     except (ConfigError, ModelRefused, BadRequest) as error:
         return _say(REFUSED, str(error))
     except (StoreLocked, StoreRefused) as error:  # temporary: the same command may work later

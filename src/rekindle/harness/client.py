@@ -128,7 +128,7 @@ class Client:
             raise RequestFailed(f"{method} {path}: {error}") from error
 
 
-REFUSED = 2  # exit code of a command the user must correct
+REFUSED = (2, 3, 4)  # exit codes of a command that the user must correct: see cli/border
 
 
 class Running(Protocol):
@@ -203,7 +203,7 @@ class ServerProcess:
                 return client
             except RequestFailed:
                 time.sleep(0.05)
-        if self._process.poll() == REFUSED:
+        if self._process.poll() in REFUSED:
             raise ConfigError(self.log_tail(1).removeprefix("rekindle: "))
         raise RekindleError(f"the server did not start:\n{self.log_tail()}")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle import pocket
-from rekindle.errors import ModelRefused
+from rekindle.errors import HubUnreachable, ModelRefused
 from rekindle.model import gguf
 from rekindle.model.gguf_header import GgufHeader
 from rekindle.model.ollama import PREFIX, ollama_file
@@ -131,7 +131,7 @@ def _snapshot(source: Source, patterns: list[str]) -> Path:
     except errors.HFValidationError as error:
         raise ModelRefused(f"{name!r} is neither a directory nor a hub name of the form owner/name") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        raise ModelRefused(
+        raise HubUnreachable(
             f"{name} is not in the local hub cache and the hub cannot be reached (offline?): {_elsewhere(name)}fetch "
             f"it where there is a network with `hf download {name}`, or name a local directory"
         ) from error

@@ -66,7 +66,7 @@ class Handover:
     is_followed: bool = False  # the next process has loaded and waits
     _before: socket.socket | None = None
     _next: subprocess.Popen[bytes] | None = None
-    _heard: socket.socket | None = None
+    _control: socket.socket | None = None
 
     @classmethod
     def of_process(cls, settings: ServerSettings) -> Handover:
@@ -124,15 +124,15 @@ class Handover:
             return
         finally:
             theirs.close()
-        self._heard = ours
+        self._control = ours
         logger.info("process %d is started to follow this one, which serves until it has loaded", self._next.pid)
         asyncio.get_running_loop().add_reader(ours, self._hear, loaded)
 
     def _hear(self, loaded: Callable[[], None]) -> None:
-        assert self._heard is not None and self._next is not None, "there is no next process"
-        asyncio.get_running_loop().remove_reader(self._heard)
+        assert self._control is not None and self._next is not None, "there is no next process"
+        asyncio.get_running_loop().remove_reader(self._control)
         try:
-            has_loaded = self._heard.recv(64) == LOADED
+            has_loaded = self._control.recv(64) == LOADED
         except OSError:
             has_loaded = False
         if has_loaded:
@@ -143,8 +143,8 @@ class Handover:
             return
         code = _end_of(self._next)
         logger.error("process %d ended with %d before it had loaded: this one serves as before", self._next.pid, code)
-        self._heard.close()
-        self._heard = self._next = None
+        self._control.close()
+        self._control = self._next = None
 
     def abandon(self) -> None:
         """End a next process that has not loaded: this one stops for good."""
@@ -154,8 +154,8 @@ class Handover:
 
     def close(self) -> None:
         """Let the next process open the store. Call it when all is saved and closed."""
-        if self._heard is not None:
-            self._heard.close()
+        if self._control is not None:
+            self._control.close()
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
