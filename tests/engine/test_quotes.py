@@ -210,6 +210,7 @@ def test_a_part_is_the_whole_text_or_a_long_beginning_of_it() -> None:
         (f"{long[:2000]}\n[truncated]", True),
         (f"{long[:900]}\n[truncated]", False),
         (long[:2000], False),
+        (f"{long}more", False),
     ):
         found = unquoted(
             talk, opencode(WHOLE[0], "[Assistant]: I look.", f"[Tool result]: {said}"), with_reasoning=True
