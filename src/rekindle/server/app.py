@@ -203,12 +203,7 @@ def create_app(
         ends=[endings.close, *([traces.close] if traces else [])],
         bound=engine.encoder.bound,
     )
-    for collector in (
-        EngineCollector(engine, served.name),
-        UsageCollector(quotas),
-        HealthCollector(engine, app.problems),
-    ):
-        metrics.registry.register(collector)
+    _collect(metrics, engine, app, served.name)
     app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
     receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
@@ -235,6 +230,11 @@ def create_app(
         app.include_router(router)
     _add_gate(app, settings)
     return app
+
+
+def _collect(metrics: Metrics, engine: Engine, app: App, model: str) -> None:
+    for each in (EngineCollector(engine, model), UsageCollector(app.quotas), HealthCollector(engine, app.problems)):
+        metrics.registry.register(each)
 
 
 def _add_gate(app: App, settings: ServerSettings) -> None:
