@@ -9,6 +9,7 @@ import typer
 
 from benchmarks.kernel_commands import bench_kernels, bench_loads
 from benchmarks.memory_commands import (
+    bench_encryption,
     bench_llama_cuts,
     bench_llama_faults,
     bench_llama_kills,
@@ -388,6 +389,7 @@ def bench_front(
 
 app.command("kernels")(bench_kernels)
 app.command("loads")(bench_loads)
+app.command("encryption")(bench_encryption)
 app.command("llama-slots")(bench_llama_slots)
 app.command("llama-cuts")(bench_llama_cuts)
 app.command("llama-faults")(bench_llama_faults)

@@ -1,5 +1,7 @@
 """`python -m benchmarks loads`: stored blocks from the page cache into hot memory, read by Python and by the kernels.
 
+Arms of an encrypted store show what decrypting them costs.
+
     python -m benchmarks loads --repeats 15
 
 Blocks in 4 bits of the bundled model, of 24 layers with 2 heads of 64, and of 32 layers with 8 heads of 128, filled
@@ -33,7 +35,8 @@ from rekindle_lab.record import Measurement, Origin, deliver
 
 BLOCK_TOKENS = 64
 SHAPES = {"bundled model": (6, 2, 64), "24 layers": (24, 2, 64), "8B": (32, 8, 128)}  # layers, K/V heads, their size
-ARMS = {f"{name}, {readers}": (name, readers) for name in ("python", "kernels") for readers in (1, 2)}
+ARMS = {f"{name}, {readers}": (name, readers) for name in ("python", "kernels", "encrypted") for readers in (1, 2)}
+KEY = "5e" * 32
 FINGERPRINT = bytes(32)
 WAIT_S = 60.0
 
@@ -60,7 +63,7 @@ class Stored:
         specs = (LayerSpec(index, heads, size, size, None, "q4h", "q4h") for index in range(layers))
         self.layout = KVLayout(BLOCK_TOKENS, tuple(specs))
         self.block_bytes = self.layout.parts[0].payload_bytes
-        self._directory = directory
+        self._directories = {False: directory / "clear", True: directory / "encrypted"}
         self._root = root_hash(fingerprint=FINGERPRINT, namespace="loads", cache_salt="", secret=bytes(16))
         self._ids = np.arange(options.blocks * BLOCK_TOKENS, dtype=np.uint32)
         self._names = chain_hashes(self._root, self._ids, BLOCK_TOKENS)
@@ -72,19 +75,23 @@ class Stored:
     def open(self, arm: str) -> WarmStore:
         """Open the store as an arm reads it, and start its threads."""
         name, readers = ARMS[arm]
+        is_encrypted = name == "encrypted"
         store = WarmStore.open(
-            self._directory,
+            self._directories[is_encrypted],
             fingerprint=FINGERPRINT,
             layout=self.layout,
-            settings=StoreSettings(readers=readers, disk_bytes=4 << 30),
-            read_records=record_reader("auto" if name == "kernels" else "torch"),
+            settings=StoreSettings(readers=readers, disk_bytes=4 << 30, key=KEY if is_encrypted else None),
+            read_records=record_reader("torch" if name == "python" else "auto"),
         )
         store.start()
         return store
 
     def save(self) -> None:
-        """Save all blocks."""
-        store = self.open("python, 1")
+        """Save all blocks in both stores."""
+        for arm in ("python, 1", "encrypted, 1"):
+            self._save(self.open(arm))
+
+    def _save(self, store: WarmStore) -> None:
         for number, (name, payload) in enumerate(zip(self._names, self._payloads, strict=True)):
             ids = self._ids[number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
             parent = self._names[number - 1] if number else self._root

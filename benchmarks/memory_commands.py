@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -12,6 +13,23 @@ from rekindle.cli.console import console
 from rekindle.cli.settings import BENCH_UNUSED, exit_with, with_settings
 from rekindle.config import Settings
 from rekindle_lab.cli.benches import need_reuse
+
+
+@with_settings(only=("threads",))
+def bench_encryption(
+    settings: Settings,
+    model: Annotated[str | None, typer.Argument(help="the model [bundled]")] = None,
+    context: Annotated[int, typer.Option(help="tokens of the conversation")] = 2048,
+    extension: Annotated[int, typer.Option(help="new tokens of a turn")] = 16,
+    repeats: Annotated[int, typer.Option(help="turns of each arm; the median counts")] = 15,
+    seed: Annotated[int, typer.Option(help="of the texts")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
+) -> int:
+    """First tokens from disk, and their CPU time, with an encrypted store and with a clear one, in turn."""
+    from benchmarks.encryption import EncryptionBench, run_encryption
+
+    chosen = replace(settings, model=replace(settings.model, model=model))
+    return run_encryption(chosen, EncryptionBench(context, extension, repeats, seed, out), console())
 
 
 def bench_llama_slots(

@@ -11,12 +11,16 @@ import pytest
 
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
+from rekindle.server.responses.lookup import holds
 from rekindle.server.responses.records import Entry, Records, open_records
 from rekindle.store import admin
 from rekindle.store.commands import Purge
 from rekindle.store.files.keys import Given
 from rekindle.store.files.records import RecordFormat
+from rekindle.store.files.sealed_reader import SealedReader
 from rekindle.store.files.sealed_records import bound, opened_record, sealed_record
+from rekindle.store.files.shards import Bytes, RecordAt
+from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.files.veil import Veil
 from rekindle.store.replica_slots import ReplicaSlots
 from rekindle.store.warm import WarmStore
@@ -63,6 +67,9 @@ def test_nothing_that_says_something_is_in_any_file(encrypted: Opened, tmp_path:
         entry = Entry.packed("tenant-of-ours", "agent-of-theirs", response, [])
         responses.save([entry], 5.0)
         assert responses.find("tenant-of-ours", "resp_of_theirs", now=6.0) == ("agent-of-theirs", response, [])
+        place_of_texts = StoreSettings(dir=tmp_path / "store", key=KEY)  # as a server of several models looks for it
+        assert holds(place_of_texts, "tenant-of-ours", "resp_of_theirs")
+        assert not holds(place_of_texts, "another", "resp_of_theirs")
         assert responses.holder("tenant-of-ours", "msg_of_theirs") == "resp_of_theirs"
         known = [b"tenant-of-ours", b"agent-of-theirs", b"of_theirs", b"resp_before", entry.content[-16:]]
         known += [chain.ids[start : start + 2].astype("<u4").tobytes() for start in range(len(IDS) - 1)]
@@ -112,6 +119,39 @@ def test_every_flipped_bit_of_a_record_is_refused() -> None:
     for at in range(len(seal)):
         assert not opened_record(sealed, seal[:at] + bytes([seal[at] ^ 4]) + seal[at + 1 :], where, out), at
     assert not opened_record(sealed, b"", where, out) and not opened_record(sealed, seal + b"\0", where, out)
+
+
+@pytest.mark.parametrize("size", [4096, (1 << 18) + 8192])  # read with its neighbours, and piece by piece
+def test_the_reader_says_how_many_leading_records_are_whole(tmp_path: Path, size: int) -> None:
+    random, header, padding = np.random.default_rng(size), 192, 100
+    records = random.integers(0, 256, (4, size), dtype=np.uint8)
+    places, content = [bound(bytes(32), 0, number) for number in range(4)], np.empty_like(records)
+    seals = [sealed_record(records[n], places[n], content[n]) for n in range(4)]
+    path, reads = tmp_path / "records", list[int]()
+
+    def read(file: int, offset: int, out: Bytes) -> int:
+        reads.append(out.nbytes)
+        return OsFileSystem().read(file, offset, out)
+
+    def num_whole(now: bytes, first: int = 0) -> int:
+        path.write_bytes(now)
+        outs = np.zeros((4, size - header - padding), dtype=np.uint8)
+        with path.open("rb") as file:
+            number = file.fileno()
+            wanted = [
+                RecordAt(number, size * n, bytes(header), 0, outs[n], padding, seals[n], places[n]) for n in range(4)
+            ]
+            count = SealedReader(read)(wanted[first:])
+        whole = outs[first : first + count]
+        assert np.array_equal(whole, records[first : first + count, header : size - padding])
+        return count
+
+    assert num_whole(content.tobytes()) == 4 and len(reads) == (1 if size == 4096 else 8)
+    for number, at in ((0, 0), (1, header), (2, size // 2), (3, size - 1), (2, size - 4096 + 5)):
+        now = content.copy()
+        now[number, at] ^= 1
+        assert num_whole(now.tobytes()) == number
+    assert num_whole(content.tobytes()[:-50]) == 3 and num_whole(content.tobytes()[:-50], first=3) == 0
 
 
 @pytest.mark.parametrize("part", [0, 1])

@@ -33,6 +33,13 @@ ENCRYPTION: tuple[Mutant, ...] = (
         SAYS,
     ),
     one(
+        "encryption: a stored response that its model's server does not find",
+        "server/responses/lookup.py",
+        "(table.match(namespace), table.match(id))",
+        "(namespace, id)",
+        SAYS,
+    ),
+    one(
         "encryption: token ids are written as they are",
         SCHEMA,
         "return ids if self._veil is None else self._veil.trace(parent, ids)",
@@ -67,6 +74,13 @@ ENCRYPTION: tuple[Mutant, ...] = (
         "            pass\n",
         f"{FLIPS}_of_a_record_is_refused",
         f"{STORE}::test_a_changed_record_shortens_the_prefix_and_is_saved_again",
+    ),
+    one(
+        "encryption: neighbouring records whose tags are not looked at",
+        "store/files/sealed_reader.py",
+        "            if not pieces.is_whole():\n                return number\n",
+        "",
+        f"{STORE}::test_the_reader_says_how_many_leading_records_are_whole",
     ),
     one(
         "encryption: records that can be moved to another slot",
@@ -136,7 +150,7 @@ ENCRYPTION: tuple[Mutant, ...] = (
     one(
         "encryption: the key of slots is not changed",
         KEYS,
-        "return [path for path in found if (path / FILE).exists()]",
+        "return [path for path in found if (path / SECRET_FILE).exists()]",
         "return []",
         f"{REKEY}::test_a_change_that_is_killed_anywhere_leaves_all_readable_and_can_be_ended",
     ),

@@ -47,7 +47,7 @@ REPLICAS: tuple[Mutant, ...] = (
     one(
         "a secret for each slot",
         "store/files/keys.py",
-        "content = _content(directory.parent / FILE, fs)",
+        "content = _content(directory.parent / SECRET_FILE, fs)",
         "content = secrets.token_bytes(SECRET_BYTES)",
         f"{TESTS}::test_each_has_its_own_and_a_free_one_is_warm",
     ),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rekindle.config import SETTINGS, KnownSetting, Settings, read_toml
+from rekindle.config import SETTINGS, KnownSetting, Settings, StoreSettings, read_toml
 from rekindle.errors import ConfigError, ModelRefused
 from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import CONFIG, is_gguf
@@ -35,7 +35,7 @@ class Model:
     """A model: `given` are the settings of its process, by their flat names, where they are not the defaults.
 
     `aliases`: its other names, in lower case. `size`: bytes of its weights, 0 if that is not known;
-    `responses`: the file of its stored responses, which may be missing.
+    `store`: where its process keeps stored responses.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Model:
     given: Mapping[str, Any]
     keep_alive_s: float
     size: int = 0
-    responses: Path | None = None
+    store: StoreSettings | None = None
 
 
 class Models:
@@ -73,8 +73,8 @@ class Models:
     def answered(self, namespace: str, answer: str) -> Model:
         """Return the model that a stored response, or a receipt, is from, by the files on disk; the default if it is in
         none."""
-        files = ((model, model.responses) for model in self.all)
-        return next((model for model, file in files if file and holds(file, namespace, answer)), self.default)
+        stores = ((model, model.store) for model in self.all)
+        return next((model for model, store in stores if store and holds(store, namespace, answer)), self.default)
 
     @classmethod
     def read(cls, settings: Settings) -> Models:
@@ -122,7 +122,7 @@ def _model(name: str, table: Any, shared: Mapping[str, Any], settings: Settings)
     except (ConfigError, ModelRefused) as error:
         raise type(error)(f"{where}{error}") from error
     aliases = frozenset({str(values["model"]).casefold(), source.name.casefold()})
-    return Model(name, aliases, values, keep_alive_s, _size(source), read.store.responses_path())
+    return Model(name, aliases, values, keep_alive_s, _size(source), read.store)
 
 
 def _size(source: Source) -> int:

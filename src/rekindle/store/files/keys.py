@@ -33,7 +33,7 @@ from rekindle.store.files.damage import refusal
 from rekindle.store.files.sync import FileSystem, OsFileSystem, is_at
 
 SECRET_BYTES = 32
-FILE = "secret"
+SECRET_FILE = "secret"
 MOST_KEYS = 8  # that open one store at once: two while the key is changed
 _MAGIC = b"RKKEYS1\n"
 _ENTRY_BYTES = SECRET_BYTES + KEY_BYTES + OVERHEAD
@@ -92,7 +92,7 @@ def store_keys(directory: Path, fs: FileSystem, master: bytes | None, new: bytes
 
     Raises OSError, or StoreError if the file is damaged, or is not one for this master key (None: of a clear store).
     """
-    path = directory / FILE
+    path = directory / SECRET_FILE
     if not path.exists():
         _make(directory, fs, master, new)
     return _opened(directory, _content(path, fs), master)
@@ -180,10 +180,10 @@ def _change(
     directories: Sequence[Path], current: bytes, change: Callable[[list[bytes], StoreKeys], list[bytes]], fs: FileSystem
 ) -> int:
     """Change the entries of all files of keys; return how many there are."""
-    there = [directory for directory in directories if (directory / FILE).exists()]
+    there = [directory for directory in directories if (directory / SECRET_FILE).exists()]
     places = [path for directory in there for path in (directory, *_slots(directory))]
     for path in places:  # all can be changed, before the first is
-        content = _content(path / FILE, fs)
+        content = _content(path / SECRET_FILE, fs)
         change(_entries(content), _opened(path, content, current))
     for directory in there:
         with _locked(directory, fs):  # no slot is made meanwhile
@@ -194,14 +194,14 @@ def _change(
 
 def _slots(directory: Path) -> list[Path]:
     found = (slot_directory(directory, number) for number in slot_numbers(directory))
-    return [path for path in found if (path / FILE).exists()]
+    return [path for path in found if (path / SECRET_FILE).exists()]
 
 
 def _rewrite(
     directory: Path, current: bytes, change: Callable[[list[bytes], StoreKeys], list[bytes]], fs: FileSystem
 ) -> None:
     """Write a file of keys anew, aside, and overwrite what it held before."""
-    path, aside = directory / FILE, directory / f"{FILE}.changed"
+    path, aside = directory / SECRET_FILE, directory / f"{SECRET_FILE}.changed"
     content = _content(path, fs)
     entries = change(_entries(content), _opened(directory, content, current))
     if entries == _entries(content):
@@ -225,7 +225,7 @@ def _make(directory: Path, fs: FileSystem, master: bytes | None, new: bytes | No
     if is_slot(directory):
         store_keys(directory.parent, fs, master, new)
         with _locked(directory.parent, fs):  # its key is not changed meanwhile
-            content = _content(directory.parent / FILE, fs)
+            content = _content(directory.parent / SECRET_FILE, fs)
             with _locked(directory, fs) as aside:
                 _put(directory, aside, content, fs)
         return
@@ -235,9 +235,9 @@ def _make(directory: Path, fs: FileSystem, master: bytes | None, new: bytes | No
 
 
 def _put(directory: Path, aside: int, content: bytes, fs: FileSystem) -> None:
-    if not (directory / FILE).exists():
+    if not (directory / SECRET_FILE).exists():
         _fill(aside, content, fs)
-        fs.rename(directory / f"{FILE}.new", directory / FILE)
+        fs.rename(directory / f"{SECRET_FILE}.new", directory / SECRET_FILE)
 
 
 def _fill(fd: int, content: bytes, fs: FileSystem) -> None:
@@ -249,7 +249,7 @@ def _fill(fd: int, content: bytes, fs: FileSystem) -> None:
 @contextlib.contextmanager
 def _locked(directory: Path, fs: FileSystem) -> Iterator[int]:
     """Keep other processes from making or changing the file; yields the file that is written aside."""
-    aside = directory / f"{FILE}.new"
+    aside = directory / f"{SECRET_FILE}.new"
     while True:
         fd = fs.open_file(aside, "create")
         try:
@@ -299,8 +299,8 @@ def _opened(directory: Path, content: bytes, master: bytes | None) -> StoreKeys:
     entries = _entries(content)
     if not entries:
         raise StoreError(
-            f"{directory / FILE} is damaged, so nothing stored in {directory} can be found; restore it or remove the "
-            "directory"
+            f"{directory / SECRET_FILE} is damaged, so nothing stored in {directory} can be found; restore it or "
+            "remove the directory"
         )
     if master is None:
         raise StoreError(_NO_KEY.format(directory))
