@@ -56,7 +56,8 @@ def test_every_dialect_has_the_same_prompt(seeing: Served) -> None:
     assert made.usage is not None and made.usage.input_tokens == NUM_TOKENS
     assert made.usage.input_tokens_details.cached_tokens == NUM_TOKENS - 1
 
-    body = {"model": MODEL, "stream": False, "messages": [{"role": "user", "content": QUESTION, "images": [DATA]}]}
+    messages = [{"role": "user", "content": QUESTION, "images": [DATA]}]
+    body = {"model": MODEL, "stream": False, "messages": messages, "options": {"num_predict": 4}}
     assert seeing.send("POST", "/api/chat", body).json["prompt_eval_count"] == NUM_TOKENS
     shown = seeing.send("POST", "/v1/tokenize", {"messages": [{"role": "user", "content": PARTS}]}).json
     assert shown["count"] == NUM_TOKENS and max(shown["ids"]) < seeing.engine.spec.vocab_size
