@@ -82,7 +82,6 @@ OPERATING: tuple[Mutant, ...] = (
         "context=None",
         OF_TRACES,
     ),
-    one("spans lost at a stop", TRACES, "        self._provider.shutdown()\n", "        pass\n", OF_TRACES),
     one(
         "problems of the server alone that no figure has",
         "server/observers/gauges.py",

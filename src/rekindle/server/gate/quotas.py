@@ -75,6 +75,7 @@ class Quotas:
         self._lock = threading.Lock()
         self._changed, self._stopped = threading.Event(), threading.Event()
         self._problem: str | None = None
+        self._is_saved = True
         self._counts = _Counts(self._day()) if path is None else _read(path, self._day())
         self._worker = Worker("usage", self._run, on_death=lambda death: None)
 
@@ -97,6 +98,7 @@ class Quotas:
             used = self._today().setdefault(namespace, [0, 0])
             used[0] += computed
             used[1] += generated
+            self._is_saved = False
         self._changed.set()
 
     def problem(self, namespace: str) -> Problem | None:
@@ -175,14 +177,19 @@ class Quotas:
     def _write(self) -> None:
         assert self._path is not None, "there is no file"
         with self._lock:
+            if self._is_saved:
+                return
+            self._is_saved = True
             text = json.dumps({"day": self._counts.day, "namespaces": self._counts.of})
         aside = self._path.with_name(f"{self._path.name}.new")
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(text)
             aside.replace(self._path)
             self._problem = None
         except OSError as error:
+            self._is_saved = False
             problem = f"{self._path} cannot be written, so a restart forgets the tokens used today: {error.strerror}"
             if self._problem is None:
                 logger.error("%s", problem)
