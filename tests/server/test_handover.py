@@ -29,7 +29,7 @@ from rekindle.server.listening import taken
 WAIT_S = 150.0
 AGENTS = ("ada", "bo", "cy")
 SHORT = 12
-LONG: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}  # one of these streams runs whenever something happens
+LONG: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}  # one of these streams runs whenever something happens
 # As systemd does it: the number of the process is that of the program, which it becomes.
 ACTIVATED = """
 import os, sys
@@ -119,7 +119,7 @@ class Load:
             if ids != self.expected[agent][:num_tokens]:
                 self.failures.append(f"{agent}: another reply")
             self.num_answers += 1
-            time.sleep(0.1)
+            time.sleep(0.25)  # the next process has to load meanwhile
 
     def streaming(self) -> Callable[[str], list[int]]:
         client = Client(self.port)  # one connection, which stays open
