@@ -11,6 +11,7 @@ import pytest
 
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
+from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.lookup import holds
 from rekindle.server.responses.records import Entry, Records, open_records
 from rekindle.store import admin
@@ -65,10 +66,13 @@ def test_nothing_that_says_something_is_in_any_file(encrypted: Opened, tmp_path:
     response = {"id": "resp_of_theirs", "previous_response_id": "resp_before", "output": output}
     with closing(responses):
         entry = Entry.packed("tenant-of-ours", "agent-of-theirs", response, [])
-        responses.save([entry], 5.0)
+        receipt = Receipt("tenant-of-ours", "msg_of_theirs", 0, "agent-of-theirs", {"model": "a-model-of-theirs"})
+        responses.save([entry], [receipt], 5.0)
+        assert responses.receipts("tenant-of-ours", "msg_of_theirs") == [receipt]
         assert responses.find("tenant-of-ours", "resp_of_theirs", now=6.0) == ("agent-of-theirs", response, [])
         place_of_texts = StoreSettings(dir=tmp_path / "store", key=KEY)  # as a server of several models looks for it
         assert holds(place_of_texts, "tenant-of-ours", "resp_of_theirs")
+        assert holds(place_of_texts, "tenant-of-ours", "msg_of_theirs"), "by its receipt"
         assert not holds(place_of_texts, "another", "resp_of_theirs")
         assert responses.holder("tenant-of-ours", "msg_of_theirs") == "resp_of_theirs"
         known = [b"tenant-of-ours", b"agent-of-theirs", b"of_theirs", b"resp_before", entry.content[-16:]]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
+from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.stored import StoredResponses
 from rekindle_sessions.log.records import SavedSession, SessionRecords
 from tests.data.written_by_0_1 import write as written
@@ -47,6 +48,9 @@ def test_responses_of_0_1_are_kept(directory: Path) -> None:
         responses.start()
         assert responses.chain("team", "resp_2") == [written.FIRST, written.SECOND]
         assert responses.item("team", "msg_resp_1") == written.FIRST.response["output"][0]
+        receipt = Receipt("team", "resp_3", 0, None, {})
+        responses.keep_receipt(receipt, responses.ticket())
+        assert responses.flush() and responses.receipts("team", "resp_3") == [receipt], "its table was added"
         responses.check()
 
 
