@@ -35,7 +35,7 @@ ENCRYPTION: tuple[Mutant, ...] = (
     one(
         "encryption: a stored response that its model's server does not find",
         "server/responses/lookup.py",
-        "(table.match(namespace), table.match(id))",
+        "(found.match(namespace), found.match(id))",
         "(namespace, id)",
         SAYS,
     ),
