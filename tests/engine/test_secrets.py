@@ -56,6 +56,15 @@ def test_another_secret_is_refused_before_the_weights_are_loaded(tiny_llama: Pat
         made(tmp_path / "no model", tmp_path / "store", secret=SECRET)
 
 
+@pytest.mark.parametrize(("key", "other"), [("ab" * 32, None), ("ab" * 32, "cd" * 32), (None, "ab" * 32)])
+def test_another_key_or_none_is_refused_before_the_weights_are_loaded(
+    tiny_llama: Path, tmp_path: Path, key: str | None, other: str | None
+) -> None:
+    made(tiny_llama, tmp_path / "store", store_key=key).close()
+    with pytest.raises(StoreError, match="nothing was changed"):
+        made(tmp_path / "no model", tmp_path / "store", store_key=other)
+
+
 def test_without_blocks_the_secret_is_made_too(tiny_llama: Path, tmp_path: Path) -> None:
     made(tiny_llama, tmp_path, secret=SECRET, reuse="off").close()
     with closing(open_store(tmp_path)) as store:  # as tools do, without the setting

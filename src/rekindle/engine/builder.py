@@ -46,7 +46,7 @@ from rekindle.matching.matcher import Matcher
 from rekindle.model.loaded import Promise, Unsaved
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
-from rekindle.store.files.keys import NOTHING_GIVEN, Given, given_keys, make_directory
+from rekindle.store.files.keys import NOTHING_GIVEN, SECRET_FILE, Given, given_keys, make_directory
 from rekindle.store.files.shards import ReadRecords
 from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.replica_slots import ReplicaSlots, secret_of, without_blocks
@@ -379,6 +379,6 @@ def check_places(settings: Settings, *, use_store: bool) -> None:
         if not use_store:
             raise ConfigError("tier needs a store and reuse: what comes from other replicas is kept there first")
     given = Given.of(settings.store)
-    if settings.store.enabled and given != NOTHING_GIVEN:
+    if settings.store.enabled and (given != NOTHING_GIVEN or (directory / SECRET_FILE).exists()):
         with suppress(StoreRefused):  # reported when files are opened; replies continue without them
             given_keys(directory, given, fs)
