@@ -122,7 +122,7 @@ HOSTILE: tuple[Mutant, ...] = (
         "tokens after the end of an answer",
         CLIENT,
         "            if has_ended and piece.token_ids:\n",
-        "            if has_ended and piece.reason and piece.token_ids:\n",
+        "            if has_ended and len(piece.token_ids) > 1:\n",
         REFUSED,
     ),
     one(
@@ -187,13 +187,6 @@ HOSTILE: tuple[Mutant, ...] = (
         'open(path, "wb", opener=_plain_file)',
         'open(path, "wb")',
         OF_SLOT_FILES,
-    ),
-    one(
-        "a tail that a user imitates",
-        "text/normalise.py",
-        '    if "tail" in kinds and message.role == "system":\n',
-        '    if "tail" in kinds:\n',
-        f"{OF_TENANTS}::test_a_users_text_moves_and_removes_nothing",
     ),
     one(
         "a signature that a user imitates",
