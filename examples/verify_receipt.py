@@ -5,8 +5,8 @@
 
 From the last block that an answer read, and from the one that holds its end, it goes back to the first: the record of
 each is where the index says, both its checksums hold, its hash is that of its parent and token ids, and the chain
-begins at the root of namespace and model. Prints what is wrong, a line each. Exit code 0: all of it is verified; 1:
-something is wrong; 2: blocks are missing, the rest is verified. docs/receipts.md says how the files are laid out.
+begins at the root of namespace and model. Prints what is wrong. Exit code 0: verified; 1: something is wrong; 2: blocks
+are missing, the rest is verified. docs/receipts.md says how the files are laid out. An encrypted store is refused.
 """
 
 import argparse
@@ -181,8 +181,8 @@ def main() -> int:
     if given.template and hashlib.sha256(given.template.read_bytes()).hexdigest() not in identity["templates"].values():
         wrong.append(f"{given.template} is not the template that made the prompt")
     secret, fingerprint = (given.store / "secret").read_bytes(), bytes.fromhex(identity["fingerprint"])
-    if not (given.store / identity["fingerprint"] / "index.db").is_file():
-        sys.exit(f"{given.store} has nothing of the model {identity['fingerprint']}")
+    if len(secret) != 32 or not (given.store / identity["fingerprint"] / "index.db").is_file():
+        sys.exit(f"{given.store} is encrypted, or has nothing of the model {identity['fingerprint']}")
     store = Store(given.store / identity["fingerprint"])
     for choice in receipt["choices"]:
         root = root_of(fingerprint, receipt["namespace"], secret)
