@@ -56,7 +56,7 @@ def test_every_setting_is_a_flag_but_secrets() -> None:
     names = {item.name for part in fields(Settings) for item in fields(getattr(Settings(), part.name))}
     assert {known.field for known in SETTINGS.values()} == names - UNSET.keys()
     without = {name for name, known in SETTINGS.items() if known.flag is None}
-    assert without == {"api_key", "api_keys", "admin_key", "secret", "backend_key"}
+    assert without == {"api_key", "api_keys", "admin_key", "secret", "store_key", "backend_key"}
     for name in without:
         result = run("serve", f"--{name.replace('_', '-')}", "x")
         assert (result.exit_code, "No such option" in result.output) == (2, True)

@@ -123,7 +123,7 @@ def test_what_python_refuses_is_a_bad_request(source: str) -> None:
 
 @pytest.mark.parametrize("source", UNREADABLE.values(), ids=UNREADABLE)
 def test_what_cannot_be_compiled_is_refused(source: str) -> None:
-    with pytest.raises(ModelRefused, match="the chat template cannot be parsed, line"):
+    with pytest.raises(ModelRefused, match=r"the chat template cannot be parsed, line|at most 524,288 are read"):
         ChatTemplate({"default": source}, {})
     assert templating.check(source, templating.Allowed(("a",)))
     with pytest.raises(BadRequest, match="the template fails"):

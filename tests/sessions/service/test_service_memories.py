@@ -9,6 +9,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import BadRequest, NotFound
+from rekindle.store.files.keys import StoreKeys
 from rekindle_sessions.log.database import SessionRow, SessionTables
 from rekindle_sessions.log.records import SessionRecords
 from rekindle_sessions.machine.types import Participant, Plan
@@ -93,7 +94,7 @@ def test_a_session_whose_rows_say_nothing_is_left_out(
 
     def damage(records: SessionRecords, vouches: bool) -> None:
         """As another version might have written it, or a damaged disk."""
-        table = SessionTables((tmp_path / "secret").read_bytes()).session
+        table = SessionTables(StoreKeys((tmp_path / "secret").read_bytes(), None)).session
         with records.reading() as connection:
             (row,) = table.rows(connection, "WHERE id = 'one'")
             changed = SessionRow(*row[:8], '{"Ada": {"system": "You are Ada."}}')
