@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
 from rekindle import __version__
@@ -15,6 +16,7 @@ from rekindle.cli import app
 from rekindle.config import ServerSettings
 from rekindle.config.key_file import KeyFile
 from rekindle.errors import ConfigError
+from rekindle.server.gate.keys import Keys
 from tests.server.conftest import Served, serving
 
 HASH = "0" * 64
@@ -90,6 +92,15 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(text: str, why: str, t
     with pytest.raises(ConfigError) as refused:
         KeyFile.parse(text, tmp_path / "keys.toml")
     assert why in str(refused.value) and HASH not in str(refused.value)
+
+
+def test_a_key_file_alone_asks_everybody_for_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    _, ada = made(path, "ada")
+    keys = Keys(ServerSettings(key_file=path, host="0.0.0.0"))
+    assert keys.access(Headers({})) is None and keys.access(Headers({"x-api-key": "another"})) is None
+    granted = keys.access(Headers({"x-api-key": ada}))
+    assert granted is not None and (granted.namespace, granted.is_admin) == ("ada", False)
 
 
 def test_a_server_follows_the_file(served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

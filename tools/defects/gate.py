@@ -116,9 +116,16 @@ GATE: tuple[Mutant, ...] = (
     one(
         "with a key file every key of the settings an admin's",
         "config/server.py",
-        "bool(self.api_keys) or self.key_file is not None\n\n    @property\n    def separates",
-        "bool(self.api_keys)\n\n    @property\n    def separates",
+        "self.admin_key is not None or bool(self.api_keys) or self.key_file is not None",
+        "self.admin_key is not None or bool(self.api_keys)",
         OF_SERVER,
+    ),
+    one(
+        "a key file alone that asks nobody for a key",
+        "config/server.py",
+        "self.api_key is not None or bool(self.api_keys) or self.key_file is not None",
+        "self.api_key is not None or bool(self.api_keys)",
+        "tests/server/test_key_file.py::test_a_key_file_alone_asks_everybody_for_a_key",
     ),
     one("a file of keys for all to read", FILE, "os.O_EXCL, 0o600", "os.O_EXCL, 0o644", OF_COMMANDS),
     one("rights of the key file lost", FILE, "os.chmod(aside, before.st_mode & 0o777)", "pass", OF_COMMANDS),
