@@ -12,8 +12,6 @@ time of this thread, which in a server others wait for: while it compiles, at mo
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
@@ -32,6 +30,7 @@ from rekindle.text.constraints.matcher import ReplyConstraints
 from rekindle.text.constraints.types import Constraint, Kind
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import find_reply_format
+from tools.fuzz_command import run
 
 MOST_S, MOST_STEP_S = 0.5, 0.25
 STEPS = 200
@@ -177,7 +176,7 @@ def attempt(made: ReplyConstraints, case: str, constraint: Constraint, chance: r
     except BadRequest as error:
         how, says = "refused" if took < 0 else "stopped", str(error)
         slowest = slowest if took < 0 else max(slowest, time.thread_time() - before)
-    except BaseException as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         how, says = "defect", f"{type(error).__name__}: {error} {traceback.format_exc()[-600:]}"
     took = took if took >= 0 else time.thread_time() - began
     if how != "defect" and (took > MOST_S or slowest > MOST_STEP_S):
@@ -288,17 +287,5 @@ def _noted(ending: Ending) -> Ending:
     return ending
 
 
-def main() -> int:
-    """Read the command line, run, print the report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0, help="of the first random constraint; each has the next one")
-    parser.add_argument("--only", default="", help="a part of the names of the written cases")
-    given = parser.parse_args()
-    report = campaign(given.runs, given.seed, given.only)
-    print(json.dumps(report, indent=1))
-    return 1 if report["failed"] else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(campaign, __doc__ or "", of="constraint"))

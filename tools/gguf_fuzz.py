@@ -14,9 +14,7 @@ Prints a JSON report; exit code 1 if a file ended in anything but a refusal, or 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import random
@@ -38,6 +36,7 @@ from rekindle.model.checkpoint import Source
 from rekindle.text.prompt import PromptEncoder
 from rekindle_lab.bench.engine.gguf_model import contents
 from tests.tiny_models import tiny_model_dir
+from tools.fuzz_command import run
 from tools.gguf_cases import CASES, Draft, mutated
 
 MOST_S = 20.0
@@ -130,7 +129,7 @@ def _limited(path: Path, way: str, pipe: Connection) -> None:
         how, says = "loaded", ""
     except ModelRefused as error:
         how, says = "refused", str(error)
-    except BaseException as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         import traceback
 
         how, says = "defect", f"{way}: {type(error).__name__}: {error}\n" + traceback.format_exc()[-1500:]
@@ -182,17 +181,5 @@ def _noted(ending: Ending) -> Ending:
     return ending
 
 
-def main() -> int:
-    """Read the command line, run, print the report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0, help="of the first random file; each has the next one")
-    parser.add_argument("--only", default="", help="a part of the names of the written cases")
-    given = parser.parse_args()
-    report = campaign(given.runs, given.seed, given.only)
-    print(json.dumps(report, indent=1))
-    return 1 if report["failed"] else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(campaign, __doc__ or "", of="file"))

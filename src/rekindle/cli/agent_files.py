@@ -26,6 +26,9 @@ from rekindle.errors import BadRequest, ConfigError
 
 TIMEOUT_S = 3600.0  # the disk of a server may write gigabytes before it answers
 PIECE = 1 << 16  # a server bounds the chunks of a body by the size of other bodies
+READABLE = ", not encrypted: who has the file can read it"
+NewFileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="the file to write; there must be none yet")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="the file to read")]
 PassphraseOption = Annotated[
     Path | None, typer.Option("--passphrase-file", help="encrypt or open it with the passphrase or key in this file")
 ]
@@ -35,18 +38,17 @@ PassphraseOption = Annotated[
 def export_agent(
     settings: Settings,
     agent: AgentArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write; there must be none yet")],
+    file: NewFileArgument,
     passphrase_file: PassphraseOption = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Write an agent to a file: its texts and their KV, to be imported on another machine."""
     passphrase = passphrase_in(passphrase_file)
-    if file.exists():
-        raise ConfigError(f"{file} is there already: remove it, or name another file")
+    check_new_file(file)
     with Remote.of(settings.server, url, timeout_s=TIMEOUT_S).download(agent_path(agent, "export")) as pieces:
         num_bytes = write_file(file, pieces, passphrase)
-    is_open = "" if passphrase else ", not encrypted: who has the file can read it"
+    is_open = "" if passphrase else READABLE
     answer = {"id": agent, "file": str(file), "bytes": num_bytes, "encrypted": passphrase is not None}
     typer.echo(json.dumps(answer) if as_json else f"{show_id(agent)} is in {file}: {show_bytes(num_bytes)}{is_open}")
     return 0
@@ -55,7 +57,7 @@ def export_agent(
 @with_settings(only=())
 def import_agent(
     settings: Settings,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="the file to read")],
+    file: FileArgument,
     new: Annotated[
         str | None, typer.Option("--as", metavar="AGENT", help="id of the new agent [that of the file]")
     ] = None,
@@ -97,6 +99,12 @@ def passphrase_in(path: Path | None) -> bytes | None:
     if not found:
         raise ConfigError(f"{path} is empty: write the passphrase in it")
     return found
+
+
+def check_new_file(file: Path) -> None:
+    """Raise ConfigError if there is a file of this name."""
+    if file.exists():
+        raise ConfigError(f"{file} is there already: remove it, or name another file")
 
 
 def write_file(file: Path, pieces: Iterator[bytes], passphrase: bytes | None) -> int:

@@ -34,21 +34,13 @@ def refused(why: str) -> BadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FileAgent:
-    """One agent of a session: its name there, the id of its memory, and whether it outlives the session."""
-
-    name: str
-    agent: str
-    is_permanent: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Contents:
-    """What `session.json` says; `agents` in the order of their files."""
+    """What `session.json` says: the session's id there, its document, and the ids of its agents' memories in the order
+    of their files."""
 
     id: str
     session: dict[str, Any]
-    agents: tuple[FileAgent, ...]
+    agents: tuple[str, ...]
 
     @classmethod
     def from_json(cls, data: bytes) -> Contents:
@@ -58,9 +50,13 @@ class Contents:
         except ValueError as error:
             raise refused(f"{DOCUMENT} cannot be read ({error})") from error
 
-    def agent_in(self, session: str, each: FileAgent) -> str:
+    def outlives(self, agent: str) -> bool:
+        """Whether an agent is permanent: the ids of all others begin with that of their session."""
+        return not agent.startswith(f"{self.id}/")
+
+    def agent_in(self, session: str, agent: str) -> str:
         """Return the id of an agent's memory in a session of another id."""
-        return each.agent if each.is_permanent else session + each.agent.removeprefix(self.id)
+        return agent if self.outlives(agent) else session + agent.removeprefix(self.id)
 
 
 def write(file: BinaryIO, contents: Contents, agents: Iterable[BinaryIO]) -> None:

@@ -16,7 +16,17 @@ from urllib.parse import quote
 
 import typer
 
-from rekindle.cli.agent_files import TIMEOUT_S, PassphraseOption, opened_file, passphrase_in, write_file
+from rekindle.cli.agent_files import (
+    READABLE,
+    TIMEOUT_S,
+    FileArgument,
+    NewFileArgument,
+    PassphraseOption,
+    check_new_file,
+    opened_file,
+    passphrase_in,
+    write_file,
+)
 from rekindle.cli.console import show_ago, show_id, show_table
 from rekindle.cli.remote import Remote, agent_path
 from rekindle.cli.settings import GroupedCommand, with_settings
@@ -25,7 +35,7 @@ from rekindle.config import Settings, show_bytes
 from rekindle.errors import ConfigError, NotFound, RekindleError
 
 if TYPE_CHECKING:
-    from rekindle_sessions.cli.session_file import Contents, FileAgent, Member
+    from rekindle_sessions.cli.session_file import Contents, Member
 
 PATH = "/v1/coordination/sessions"
 HEAD = ("SESSION", "TITLE", "AGENTS", "MESSAGES", "LAST USED")
@@ -61,17 +71,16 @@ def _counts(each: dict[str, Any]) -> tuple[str, str, str]:
 def export_session(
     settings: Settings,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="id of the session")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write; there must be none yet")],
+    file: NewFileArgument,
     passphrase_file: PassphraseOption = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Write a session to a file: what was said, and the memory of each of its agents."""
-    from rekindle_sessions.cli.session_file import Contents, FileAgent, write
+    from rekindle_sessions.cli.session_file import Contents, write
 
     passphrase = passphrase_in(passphrase_file)
-    if file.exists():
-        raise ConfigError(f"{file} is there already: remove it, or name another file")
+    check_new_file(file)
     remote, path = Remote.of(settings.server, url, timeout_s=TIMEOUT_S), f"{PATH}/{quote(session, safe='')}"
     detail, document = remote.ask("GET", path), remote.ask("GET", f"{path}/export")
     with ExitStack() as opened:
@@ -80,13 +89,13 @@ def export_session(
         for each in detail["agents"]:
             source = _fetched(remote, each["agent"], folder, opened)
             if source is not None:
-                found.append(FileAgent(each["name"], each["agent"], each["is_permanent"]))
+                found.append(each["agent"])
                 sources.append(source)
         aside = opened.enter_context(_aside(folder))
         write(aside, Contents(session, document, tuple(found)), sources)
         aside.seek(0)
         num_bytes = write_file(file, _pieces(aside), passphrase)
-    is_open = "" if passphrase else ", not encrypted: who has the file can read it"
+    is_open = "" if passphrase else READABLE
     counts = f"{len(found)} of its {len(detail['agents'])} agents have a memory"
     answer = {"id": session, "file": str(file), "bytes": num_bytes, "agents": len(found), "encrypted": bool(passphrase)}
     text = f"{show_id(session)} is in {file}: {show_bytes(num_bytes)}, {counts}{is_open}"
@@ -124,7 +133,7 @@ def _pieces(source: BinaryIO | Member) -> Iterator[bytes]:
 @with_settings(only=())
 def import_session(
     settings: Settings,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="the file to read")],
+    file: FileArgument,
     new: Annotated[str | None, typer.Option("--as", metavar="SESSION", help="id of the session here [made]")] = None,
     texts_only: Annotated[bool, typer.Option("--texts-only", help="leave all KV out: it is computed here")] = False,
     passphrase_file: PassphraseOption = None,
@@ -176,9 +185,9 @@ class _Import:
                     self._remote.ask("DELETE", agent_path(answer["id"]))
             raise
 
-    def _agent(self, each: FileAgent, member: Member) -> None:
-        agent = self._contents.agent_in(self._session, each)
-        if each.is_permanent and self._is_here(agent):
+    def _agent(self, exported: str, member: Member) -> None:
+        agent = self._contents.agent_in(self._session, exported)
+        if self._contents.outlives(exported) and self._is_here(agent):
             self.kept.append(agent)
             return
         path = agent_path(agent, "import") + self._query
