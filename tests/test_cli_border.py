@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from rekindle import __version__
 from rekindle.cli import app
 from rekindle.cli.border import code_of
-from rekindle.compute.cpu import memory
 from rekindle.config import ServerSettings
 from rekindle.errors import StoreError, StoreLocked, StoreRefused
 from rekindle.harness.client import free_port
 from rekindle.server.observers.log import logging_to
 from rekindle_pocket import MODEL_DIR
+from tests.memory_limit import limit_memory
 
 REKINDLE = [sys.executable, "-m", "rekindle.cli"]
 # Packages are as good as not installed for a process that cannot find them.
@@ -214,9 +214,7 @@ def test_a_transcript_that_cannot_be_written_is_said_before_the_weights_are_read
 def test_weights_beyond_the_memory_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = tmp_path / "memory.max"
-    limit.write_text("1000000\n")
-    monkeypatch.setattr(memory, "LIMITS", (limit,))
+    limit_memory(monkeypatch, tmp_path).write_text("1000000\n")
     said = refused(["serve", "--port", "0", "--store", str(tmp_path / "store")], tmp_path)
     assert "cpu has room for 1,000,000: choose a smaller model" in said
 

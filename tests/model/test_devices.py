@@ -23,6 +23,7 @@ from rekindle.errors import ModelRefused
 from rekindle.model.checkpoint import expected_bytes, expert_share, weight_files
 from rekindle.model.device import Memory
 from tests.kernels.native import needs_kernels
+from tests.memory_limit import limit_memory
 
 GB = 10**9
 RUNS = KernelCompute(None)  # what computes on a card: any Compute
@@ -37,6 +38,40 @@ def test_hot_memory_is_what_a_card_has_left_and_a_part_of_a_machine() -> None:
     assert replace(loaded, free=GB).hot_bytes(2048) == 0
     assert Memory(64 * GB, 8 * GB).hot_bytes(512) == 2 * GB
     assert Memory(64 * GB, 64 * GB).hot_bytes(512) == 4 << 30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_control_groups_leave_less_than_the_machine_has(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a service inside a slice: the least of the limits, and of what each of them still leaves."""
+    limit_memory(monkeypatch, tmp_path)
+    machine = memory.memory_of("cpu")
+    limit, used, droppable = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+    root = tmp_path / "memory" if version == 1 else tmp_path
+    membership = "4:cpu:/\n3:memory:/a.slice/b.service\n" if version == 1 else "0::/a.slice/b.service\n"
+    memory.MEMBERSHIP.write_text(membership)
+
+    def set_group(name: str, most: int | str, now: int, files: int) -> None:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / limit).write_text(f"{most}\n")
+        (root / name / used).write_text(f"{now}\n")
+        (root / name / "memory.stat").write_text(f"anon 1\n{droppable} {files}\n")
+
+    set_group("a.slice", 3000, 2500, 100)
+    set_group("a.slice/b.service", 2000, 700, 200)
+    assert memory.memory_of("cpu") == Memory(2000, 600)
+    set_group("a.slice/b.service", 9223372036854771712 if version == 1 else "max", 700, 200)
+    assert memory.memory_of("cpu") == Memory(3000, 600)
+    set_group("a.slice", 2000, 2500, 100)
+    assert memory.memory_of("cpu") == Memory(2000, 0)
+    memory.MEMBERSHIP.write_text(membership.replace("a.slice/b.service", "not/seen/from/here"))
+    assert memory.memory_of("cpu").total == machine.total
+    set_group("", 4000, 1000, 0)
+    assert memory.memory_of("cpu") == Memory(4000, 3000)
 
 
 def test_steps_are_as_long_as_memory_lets_them_be() -> None:
@@ -82,9 +117,9 @@ def test_weights_that_do_not_fit_on_a_card_go_to_the_processor(
     model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`meta` stands for a card: what is read as its memory is that of the machine, with a limit."""
-    directory, limit, place = model_dir("llama", "bf16"), tmp_path / "memory.max", replace(CARD, device="meta")
+    directory, place = model_dir("llama", "bf16"), replace(CARD, device="meta")
     needed = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    monkeypatch.setattr(memory, "LIMITS", (limit,))
+    limit = limit_memory(monkeypatch, tmp_path)
 
     def found(most: int, device: str = "auto") -> Chosen:
         limit.write_text(f"{most}\n")
@@ -98,10 +133,10 @@ def test_weights_take_the_widest_form_that_a_card_has_room_for(
     model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` means the checkpoint's own form, 8 bits or 4; what is asked for is rounded without a word, or refused."""
-    directory, limit = model_dir("llama", "bf16", intermediate_size=2048), tmp_path / "memory.max"
+    directory = model_dir("llama", "bf16", intermediate_size=2048)
     card = replace(CARD, device="meta", compute=TritonCompute("triton", "a card"))
     config, native = read_config(directory), sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    monkeypatch.setattr(memory, "LIMITS", (limit,))
+    limit = limit_memory(monkeypatch, tmp_path)
 
     def found(share: float, **given: Any) -> Chosen:
         limit.write_text(f"{int(share * native)}\n")

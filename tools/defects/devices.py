@@ -22,6 +22,20 @@ DEVICES = (
         f"{CHOICE}::test_hot_memory_is_what_a_card_has_left_and_a_part_of_a_machine",
     ),
     one(
+        "hot KV takes what the group above a container's has used already",
+        "compute/cpu/memory.py",
+        "min(free, max(0, limit - used))",
+        "min(free, limit)",
+        f"{CHOICE}::test_control_groups_leave_less_than_the_machine_has",
+    ),
+    one(
+        "only the topmost control group limits memory",
+        "compute/cpu/memory.py",
+        '        for part in ("", *name.strip("/").split("/")):\n',
+        '        for part in ("",):\n',
+        f"{CHOICE}::test_control_groups_leave_less_than_the_machine_has",
+    ),
+    one(
         "weights of any size go to a card",
         "compute/room.py",
         "    if settings.weights not in ROUNDED and own <= most:\n",
