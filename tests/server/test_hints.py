@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.datastructures import Headers
 
 from rekindle.config import ServerSettings
+from rekindle.engine.api import Engine
 from rekindle.server.answers.hints import MOST_PRIORITY, hinted
 from rekindle.server.gate.caller import Caller
+from rekindle.server.observers.endings import Endings
 from tests.server import conftest
 from tests.server.conftest import Answer, Served
 from tests.server.scripted import serving, write_scripted_model
@@ -172,6 +174,14 @@ def test_a_session_that_ends_leaves_memory_and_can_go_on(served: Served, form: s
     assert all(each["source"] == "own" and each["reused_tokens"] for each in reports)
     assert any(each["warm_tokens"] for each in reports), "one of them reads what all reuse"
     until(is_out)
+
+
+def test_a_failure_while_a_session_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    endings = Endings(cast(Engine, None))  # as wrong as can be
+    endings.end("acme", "ada")
+    until(lambda: "agent ada of acme has ended and stays in memory" in caplog.text)
+    endings.close()
+    assert "AttributeError" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,8 @@ class Endings:
             logger.debug("agent %s of %s has ended and remembers nothing", agent, namespace)
         except RekindleError as error:
             logger.warning("agent %s of %s has ended and stays in memory: %s", agent, namespace, error)
+        except Exception:  # nobody waits for the result of this thread's work
+            logger.exception("agent %s of %s has ended and stays in memory", agent, namespace)
 
 
 class EndingWatch:
