@@ -32,7 +32,7 @@ class ModelSettings:
         "directory, hub name or smollm2",
         detail="`smollm2` is SmolLM2-135M-Instruct, `ollama:NAME` the GGUF file of a model that Ollama has. The bare "
         "argument of a command is the same. No remote code is run.",
-        unset="bundled",
+        unset="pocket, the bundled one",
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub model", unset="its default branch")
     device: str = computing(
