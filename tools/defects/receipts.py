@@ -6,6 +6,7 @@ from tools.defects.mutant import one
 
 KEPT = "tests/server/test_receipts.py"
 CHAINS = "tests/engine/test_chain_of.py"
+OF_TURNS = "tests/sessions/http/test_coordination_receipts.py"
 CHECKED = "tests/exactness/test_restored.py"
 
 RECEIPTS = (
@@ -32,7 +33,7 @@ RECEIPTS = (
     ),
     one(
         "a receipt for every tenant until it is written",
-        "server/responses/stored.py",
+        "server/responses/waiting_receipts.py",
         "for key, each in self._receipts.items() if key[:2] == (namespace, id)}",
         "for key, each in self._receipts.items() if key[1] == id}",
         f"{KEPT}::test_receipts_are_in_one_namespace_and_go_with_their_agent",
@@ -68,8 +69,8 @@ RECEIPTS = (
     one(
         "a receipt lost at a stop",
         "server/responses/stored.py",
-        "receipts = dict(self._receipts)",
-        "receipts = dict[tuple[str, str, int], Receipt]()",
+        "receipts = self._receipts.all()",
+        "receipts = list[Receipt]()",
         f"{KEPT}::test_a_receipt_names_what_was_read_and_outlives_a_restart",
     ),
     one(
@@ -78,6 +79,41 @@ RECEIPTS = (
         "name: hashlib.sha256(text.encode()).hexdigest() for",
         "name: hashlib.sha256(name.encode()).hexdigest() for",
         f"{KEPT}::test_a_receipt_names_what_was_read_and_outlives_a_restart",
+    ),
+    one(
+        "receipts that outlive their session in the file",
+        "server/responses/receipt_rows.py",
+        '"DELETE FROM receipt WHERE namespace = ? AND id = ?", answers',
+        '"DELETE FROM receipt WHERE namespace = ? AND id = ?", ()',
+        OF_TURNS,
+    ),
+    one(
+        "receipts that outlive their session until they are written",
+        "server/responses/stored.py",
+        "self._receipts.drop(lambda each: each.namespace == namespace and each.id in ids)",
+        "self._receipts.drop(lambda each: False)",
+        OF_TURNS,
+    ),
+    one(
+        "a turn whose message names another turn's receipt",
+        "rekindle_sessions/http/routes.py",
+        '"receipt": receipt_of(id, message.turn)',
+        '"receipt": receipt_of(id, message.number)',
+        OF_TURNS,
+    ),
+    one(
+        "turns that have no receipts",
+        "rekindle_sessions/http/observed.py",
+        "None if receipt is None else ReplyId(receipt, 0)",
+        "None",
+        OF_TURNS,
+    ),
+    one(
+        "a receipt of a session that was deleted meanwhile",
+        "rekindle_sessions/http/observed.py",
+        'event.kind == "turn_complete" and is_there()',
+        'event.kind == "turn_complete"',
+        f"{OF_TURNS}::test_a_session_that_was_deleted_while_its_reader_slept_gets_no_receipt",
     ),
 )
 

@@ -204,10 +204,11 @@ def create_app(
         bound=engine.encoder.bound,
     )
     _collect(metrics, engine, app, served.name)
-    app.extensions = extended(Context(engine, settings, app.gate, log, tuple(observers), clock))
     identity = identity_of(engine, served.name)
-    receipts = Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock)
-    group = ObserverGroup([log, *observers, endings, receipts, *([recorder] if recorder else [])])
+    observers.append(Receipts(identity, ticket=responses.ticket, keep=responses.keep_receipt, clock=clock))
+    given = Context(engine, settings, app.gate, log, tuple(observers), responses.forget_receipts, clock)
+    app.extensions = extended(given)
+    group = ObserverGroup([log, *observers, endings, *([recorder] if recorder else [])])
     ids = ComparableIds(engine.secret)
     _add_generating(app, RouteContext(engine, served, group, ids, clock, settings.ping_s, settings.strict))
     for router in (

@@ -5,7 +5,7 @@ Its function in the entry point group `rekindle.server` is called once for an ap
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,13 +23,17 @@ from rekindle.server.observers.observer import Observer
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What routes are made from. `observers` follow requests, and `log` writes their lines; `clock` is wall time."""
+    """What routes are made from. `observers` follow requests, and `log` writes their lines; `clock` is wall time.
+
+    `forget_receipts` deletes the receipts of these answers of a namespace; StoreError if the disk refuses.
+    """
 
     engine: Engine
     settings: ServerSettings
     gate: ShutdownGate
     log: RequestLog
     observers: tuple[Observer, ...]
+    forget_receipts: Callable[[str, Collection[str]], None]
     clock: Callable[[], float]
 
 

@@ -63,7 +63,7 @@ def _counted(events: AsyncGenerator[SessionEvent, None]) -> tuple[dict[str, floa
 
     async def follow() -> RekindleError | None:
         try:
-            async for _ in observed(events, metrics, Figures(), "default", "s"):
+            async for _ in observed(events, metrics, Figures(), "default", "s", is_there=lambda: True):
                 pass
         except RekindleError as error:
             return error

@@ -75,6 +75,13 @@ class ReceiptRows:
                 connection.execute(f"DELETE FROM receipt WHERE number IN ({oldest})", (namespace, excess))
         return connection.total_changes > num_before
 
+    def delete(self, connection: sqlite3.Connection, namespace: str, ids: Iterable[str]) -> bool:
+        """Delete the receipts of these answers; return whether there were any."""
+        space, num_before = self._table.match(namespace), connection.total_changes
+        answers = [(space, name) for name in map(self._table.match, ids)]
+        connection.executemany("DELETE FROM receipt WHERE namespace = ? AND id = ?", answers)
+        return connection.total_changes > num_before
+
     def forget(self, connection: sqlite3.Connection, namespace: str, agent: str) -> int:
         """Delete an agent's receipts, and damaged ones, which may be the agent's; return how many there were."""
         gone: list[tuple[Any]] = [

@@ -190,6 +190,14 @@ class Records(SqliteFile):
         """Return the receipts of an answer by choice; empty if there are none."""
         return self._repaired(self.reading, lambda connection: self._tables.receipts.find(connection, namespace, id))
 
+    def forget_receipts(self, namespace: str, ids: Iterable[str]) -> None:
+        """Delete the receipts of these answers."""
+
+        def remove(connection: sqlite3.Connection) -> None:
+            self._has_traces |= self._tables.receipts.delete(connection, namespace, ids)
+
+        self._repaired(self.writing, remove)
+
     def save(self, entries: Sequence[Entry], receipts: Sequence[Receipt], now: float) -> None:
         """Write responses in the order they came, and receipts, and delete what exceeds the bounds; all of it or
         nothing."""

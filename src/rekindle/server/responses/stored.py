@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from rekindle.server.border import invalid
 from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.item_fields import Item
 from rekindle.server.responses.records import Entry, Records, open_records
+from rekindle.server.responses.waiting_receipts import WaitingReceipts
 from rekindle.store.files.keys import NOTHING_GIVEN, Given
 from rekindle.worker import Death, Worker
 
@@ -35,7 +36,6 @@ MAX_BYTES = 1 << 30  # of a namespace, packed
 MAX_UNSAVED = 256  # responses waiting for a disk that refuses
 MAX_UNSAVED_BYTES = 32 << 20  # of those, packed
 MAX_FORGOTTEN = 4096  # deleted agents remembered, so that their running requests are not stored
-MAX_UNSAVED_RECEIPTS = 1024  # waiting to be written
 GATHER_S = 1.0  # until receipts are written
 RETRY_S = 30.0
 JOIN_S = 10.0
@@ -104,7 +104,7 @@ class StoredResponses:
         self._disk = threading.Lock()  # held while writing: acquired before the condition, never by `keep`
         self._changed = threading.Condition()  # guards the fields below
         self._unsaved: OrderedDict[Key, _Unsaved] = OrderedDict()
-        self._receipts: OrderedDict[tuple[str, str, int], Receipt] = OrderedDict()  # by namespace, id, choice
+        self._receipts = WaitingReceipts()
         self._forgotten: dict[Key, int] = {}  # namespace, agent -> number of its last deletion
         self._num_forgotten = 0
         self._is_closing = False
@@ -123,11 +123,7 @@ class StoredResponses:
     def _opened(self) -> Records:
         max_responses, max_bytes, retention_s = self._bounds
         return open_records(
-            self.path,
-            max_responses=max_responses,
-            max_bytes=max_bytes,
-            retention_s=retention_s,
-            given=self._given,
+            self.path, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s, given=self._given
         )
 
     def close(self) -> None:
@@ -190,9 +186,7 @@ class StoredResponses:
             is_gone = self._forgotten.get((receipt.namespace, receipt.agent or ""), 0) > ticket
             if is_gone or self._is_closing or self.worker.death is not None:
                 return
-            self._receipts[receipt.namespace, receipt.id, receipt.choice] = receipt
-            if len(self._receipts) > MAX_UNSAVED_RECEIPTS:
-                self._receipts.popitem(last=False)
+            self._receipts.add(receipt)
             if self._problem is None:
                 self._changed.notify_all()
 
@@ -202,10 +196,18 @@ class StoredResponses:
         if not id.isascii():
             return []
         with self._changed:
-            waiting = {key[2]: each for key, each in self._receipts.items() if key[:2] == (namespace, id)}
+            waiting = self._receipts.of(namespace, id)
         written = self._open.receipts(namespace, id) if not waiting or self.records is not None else []
         found = {each.choice: each for each in written} | waiting
         return [found[choice] for choice in sorted(found)]
+
+    def forget_receipts(self, namespace: str, ids: Collection[str]) -> None:
+        """Delete the receipts of these answers; those that have none are passed over. StoreError if the disk refuses:
+        what is written stays then."""
+        with self._disk:
+            with self._changed:
+                self._receipts.drop(lambda each: each.namespace == namespace and each.id in ids)
+            self._open.forget_receipts(namespace, ids)
 
     def find(self, namespace: str, id: str) -> StoredResponse | None:
         """Return a stored response of this namespace, or None. StoreError if the disk refuses."""
@@ -276,9 +278,7 @@ class StoredResponses:
                 unsaved = self._unsaved.items()
                 theirs = [key for key, each in unsaved if (key[0], each.stored.agent) == (namespace, agent)]
                 self._drop(theirs, StoreError(_FORGOTTEN))
-                receipts = self._receipts.items()
-                for key in [key for key, each in receipts if (each.namespace, each.agent) == (namespace, agent)]:
-                    del self._receipts[key]
+                self._receipts.drop(lambda each: (each.namespace, each.agent) == (namespace, agent))
                 self._num_forgotten += 1
                 self._forgotten[namespace, agent] = self._num_forgotten
                 while len(self._forgotten) > MAX_FORGOTTEN:
@@ -338,18 +338,17 @@ class StoredResponses:
         with self._disk:
             entries = self._entries()
             with self._changed:
-                receipts = dict(self._receipts)
+                receipts = self._receipts.all()
             try:
                 if self.records is None:
                     self.records = self._opened()
-                self._open.save(list(entries.values()), list(receipts.values()), self._clock())
+                self._open.save(list(entries.values()), receipts, self._clock())
             except StoreError as error:
                 self._failed(error, entries)
                 return
             with self._changed:
                 saved = [each for key in entries if (each := self._unsaved.pop(key, None)) is not None]
-                for key in [key for key, each in receipts.items() if self._receipts.get(key) is each]:
-                    del self._receipts[key]
+                self._receipts.written(receipts)
                 problem, self._problem = self._problem, None
                 self._changed.notify_all()
         for each in saved:

@@ -25,7 +25,8 @@ def extension(context: Context) -> Extension:
     quota = Quota(num_bytes=kept_bytes(context.engine, context.settings))
     sessions = Sessions(context.engine, clock=context.clock, quota=quota)
     observer = ObserverGroup([TurnLog(context.log), *context.observers])
-    router = sessions_router(sessions, StreamSettings(context.gate, context.settings.ping_s), observer)
+    streams = StreamSettings(context.gate, context.settings.ping_s)
+    router = sessions_router(sessions, streams, observer, forget_receipts=context.forget_receipts)
     return Extension("sessions", router, sessions, events=(RunEvent,), page=PAGE)
 
 

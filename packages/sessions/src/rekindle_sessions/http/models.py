@@ -105,12 +105,13 @@ class MessageEntry(_Extensible):
 
 
 class ListedMessage(MessageEntry):
-    """A message with the figures of its turn; null: from outside, or no longer known."""
+    """A message with the figures of its turn and the id of its receipt; null: from outside, or no longer known."""
 
     rekindle: dict[str, Any] | None = Field(description="the report of the turn's request")
     gap_ms: float | None
     first_token_ms: float | None
     taken_in_tokens: int | None
+    receipt: str | None = Field(description="its id under /v1/receipts; a turn that was cut off with its run has none")
 
 
 class MessageList(BaseModel):

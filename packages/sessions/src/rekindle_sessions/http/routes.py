@@ -7,16 +7,17 @@ URLs, like ids of agents, and decoded after routing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
-from rekindle.errors import BadRequest
-from rekindle.server.border import Router
+from rekindle.errors import BadRequest, StoreError
+from rekindle.server.border import Router, in_thread
 from rekindle.server.gate.caller import ALL, Namespace, decode_agent_id
 from rekindle.server.observers.observer import Observer
 from rekindle_sessions.http.bodies import (
@@ -49,12 +50,14 @@ from rekindle_sessions.http.models import (
     SessionDocument,
     SessionList,
 )
-from rekindle_sessions.http.observed import observed
+from rekindle_sessions.http.observed import observed, receipt_of, receipted, receipts_of
 from rekindle_sessions.http.running import Sessions
 from rekindle_sessions.http.streaming import Events, StreamSettings, listened, streamed, whole
 from rekindle_sessions.log.exported import ExportedSession
+from rekindle_sessions.machine.types import Utterance
 
 T = TypeVar("T")
+ForgetReceipts = Callable[[str, Collection[str]], None]
 PREFIX = "/v1/coordination/sessions"
 MOST_NUMBER = (1 << 53) - 1  # the largest integer that every JSON parser represents exactly
 Stop = Literal["nothing", "turn", "round"]
@@ -90,17 +93,19 @@ def _params_renamed(**params: str) -> Iterator[None]:
         raise
 
 
-def sessions_router(sessions: Sessions, streams: StreamSettings, observer: Observer) -> APIRouter:
-    """All routes of sessions; turns are reported to `observer`."""
+def sessions_router(
+    sessions: Sessions, streams: StreamSettings, observer: Observer, *, forget_receipts: ForgetReceipts
+) -> APIRouter:
+    """All routes of sessions; turns are reported to `observer`, and what it keeps of them goes with their session."""
     router = Router(prefix=PREFIX, tags=["coordination"])
-    _keeping(router, sessions)
+    _keeping(router, sessions, forget_receipts)
     _running(router, sessions, streams, observer)
     _messaging(router, sessions, streams)
     _changing(router, sessions)
     return router
 
 
-def _keeping(router: APIRouter, sessions: Sessions) -> None:
+def _keeping(router: APIRouter, sessions: Sessions, forget_receipts: ForgetReceipts) -> None:
     @router.post("", response_model=SessionDetail)
     async def create_session(space: Space, body: SessionBody) -> dict[str, Any]:
         """Create a session of 2 to 30 agents; no agent speaks yet. Permanent agents bring what they remember."""
@@ -135,9 +140,17 @@ def _keeping(router: APIRouter, sessions: Sessions) -> None:
 
     @router.delete("/{id}", response_model=Deleted)
     async def delete_session(space: Space, id: SessionId) -> dict[str, Any]:
-        """Delete a session and its ephemeral agents; permanent agents keep their KV and what they remember."""
-        await (await sessions.coordinator()).delete(space, id)
+        """Delete a session with its receipts and ephemeral agents; permanent ones keep KV and what they remember."""
+        coordinator = await sessions.coordinator()
+        await coordinator.fetch(space, id)
+        receipts = receipts_of(id, coordinator.show(space, id).num_turns)
+        await coordinator.delete(space, id)
         sessions.figures.forget(space, id)
+        try:
+            await in_thread(forget_receipts, space, receipts)
+        except StoreError as error:
+            message = f"{id!r} is deleted, but not its receipts, which have hashes and numbers alone ({error})"
+            raise StoreError(f"{message}: those of newer answers take their place") from error
         return {"id": id, "object": "coordination.session", "deleted": True}
 
 
@@ -145,7 +158,9 @@ def _running(router: APIRouter, sessions: Sessions, streams: StreamSettings, obs
     async def followed(
         play: Callable[[Sessions, str, str, T], Awaitable[Events]], space: str, id: str, body: T
     ) -> Events:
-        return observed(await play(sessions, space, id, body), observer, sessions.figures, space, id)
+        events = await play(sessions, space, id, body)
+        is_there = partial(sessions.has, space, id)
+        return receipted(observed(events, observer, sessions.figures, space, id, is_there=is_there), id)
 
     @router.post("/{id}/turn", response_model=Run)
     async def run_turn(request: Request, space: Space, id: SessionId, body: TurnBody | None = None) -> dict[str, Any]:
@@ -217,8 +232,7 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
         found = coordinator.messages(space, id, hears=hears, after=after + 1)
-        figures = sessions.figures
-        return {"object": "list", "data": [asdict(each) | figures.of(space, id, each.turn) for each in found]}
+        return {"object": "list", "data": [_listed(sessions, space, id, each) for each in found]}
 
     @router.post("/{id}/messages", response_model=MessageEntry)
     async def put_message(space: Space, id: SessionId, body: MessageBody) -> dict[str, Any]:
@@ -240,7 +254,12 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
         """Stream the session's events from now on, whichever client causes them; for any number of watchers."""
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
-        return await listened(request, coordinator.events(space, id), streams)
+        return await listened(request, receipted(coordinator.events(space, id), id), streams)
+
+
+def _listed(sessions: Sessions, namespace: str, id: str, message: Utterance) -> dict[str, Any]:
+    figures = sessions.figures.of(namespace, id, message.turn)
+    return {**asdict(message), **figures, "receipt": receipt_of(id, message.turn)}
 
 
 def _changing(router: APIRouter, sessions: Sessions) -> None:

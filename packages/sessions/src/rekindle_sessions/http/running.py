@@ -51,6 +51,10 @@ class Sessions:
                 self._problem = None
             return self._coordinator
 
+    def has(self, namespace: str, id: str) -> bool:
+        """Whether there is such a session now."""
+        return self._coordinator is not None and self._coordinator.registry.sessions.has(namespace, id)
+
     async def _open(self) -> Coordinator:
         records = await in_thread(self._records_or_memory)
         try:

@@ -49,6 +49,10 @@ class LoadedSessions:
         self.know(card)
         self._hold(session)
 
+    def has(self, namespace: str, id: str) -> bool:
+        """Return whether there is such a session, in memory or in the file."""
+        return (namespace, id) in self._cards
+
     def cards(self, namespace: str) -> list[Card]:
         """Return the cards of a namespace, oldest first."""
         return [card for (space, _), card in self._cards.items() if space == namespace]
