@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.core.scheduler import MIN_CHUNK
+from rekindle.engine.core.verdicts import Verdicts
+from rekindle.engine.types import Verdict
 from rekindle.kv.arena import KVArena
 from rekindle.kv.copies import BlockPart, Wait
 from tests.exactness.conftest import Loader, MakeRig
@@ -69,6 +72,8 @@ def test_restored_blocks_are_equal_and_wait_for_requests(make_rig: MakeRig, tmp_
     rig.finish(request)
     assert idle_steps(rig) == NUM_BLOCKS, "a block a step"
     assert (checks.num_checked, checks.num_differed, len(checks)) == (NUM_BLOCKS, 0, 0)
+    assert rig.core.verdicts is not None
+    assert rig.core.verdicts.of(rig.turns[0].hashes[1:4] * 2) == Verdict(3, 0), "each block once"
     counts = rig.core.counts
     assert (counts.num_checked, counts.num_differed, counts.num_checking) == (NUM_BLOCKS, 0, 0)
 
@@ -90,7 +95,8 @@ def test_a_block_with_another_bit_leaves_memory_and_disk_with_what_follows_it(
     assert rig.generate(IDS, NEW).report.warm_tokens > NUM_BLOCKS * BLOCK_TOKENS - 1, "every checksum holds"
     with caplog.at_level(logging.ERROR):
         idle_steps(rig)
-    assert rig.core.checks.num_differed == 1
+    assert rig.core.checks.num_differed == 1 and rig.core.verdicts is not None
+    assert rig.core.verdicts.of(hashes) == Verdict(BAD, NUM_BLOCKS - BAD), "what came after it differs, too"
     assert f"block {hashes[BAD].hex()} is dropped" in caplog.text and "has other bits" in caplog.text
     assert rig.num_hot(IDS) == BAD * BLOCK_TOKENS, "nothing after it is in memory"
     assert [rig.store.contains(each) for each in hashes] == [True] * BAD + [False] * (len(hashes) - BAD)
@@ -146,4 +152,14 @@ def test_only_what_computes_now_is_checked(make_rig: MakeRig, tmp_path: Path) ->
     idle_steps(same)
     assert (same.core.checks.num_differed, same.core.counts.num_checked) == (0, same.core.checks.num_checked)
     one_in = make_rig("llama", "fp64", "q4h", store_dir=tmp_path / "none")
-    assert one_in.core.counts.num_checked is None, "off"
+    assert one_in.core.counts.num_checked is None and one_in.core.verdicts is None, "off"
+
+
+def test_the_last_verdicts_are_kept() -> None:
+    names = [BlockHash(bytes([number]) * 32) for number in range(4)]
+    verdicts = Verdicts(most=2)
+    for name in (*names[:2], names[0], names[2]):
+        verdicts.note([name], differed=name == names[0])
+    assert verdicts.of(names) == Verdict(1, 1), "what was noted again stays longer"
+    verdicts.note([names[2]], differed=True)
+    assert verdicts.of(names) == Verdict(0, 2)

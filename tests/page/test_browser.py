@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from rekindle.harness.client import Client
-from tests.page.conftest import AWAY, Open, Seen, Site, ask, site_in
+from tests.page.conftest import AWAY, FLAGS, Open, Seen, Site, ask, site_in
 
 FACT = "Remember that the glass lantern is in the barn."
 QUESTION = "Where is the glass lantern?"
@@ -68,8 +68,10 @@ def test_an_empty_server_says_how_to_begin_and_an_agent_appears(tmp_path: Path, 
 
 def test_a_restarted_server_is_found_again_with_its_agents_warm(tmp_path: Path, opened: Open, seen: Seen) -> None:
     seen.pardoned = AWAY
-    with site_in(tmp_path) as site:
-        restart_under(opened(site.url), site)
+    with site_in(tmp_path, flags=(*FLAGS, "--check-restored", "1", "--block-tokens", "16")) as site:
+        page = opened(site.url)
+        restart_under(page, site)
+        receipts_are_shown(page)
 
 
 def restart_under(page: Page, site: Site) -> None:
@@ -89,6 +91,21 @@ def restart_under(page: Page, site: Site) -> None:
     ask(page, QUESTION)
     expect(page.locator("#chat-log .assistant").last).to_contain_text("from disk")
     expect(warm).to_have_text("0")
+
+
+def receipts_are_shown(page: Page) -> None:
+    """Of the reply in the chat, and of the same request at its agent: what was read, computed and checked."""
+    figure = page.get_by_role("group", name="Restored blocks checked", exact=True)
+    expect(figure).to_contain_text(re.compile(r"[1-9]\d*all with the same bits"))
+    page.get_by_role("button", name="ada", exact=True).click()
+    for reply in (page.locator("#chat-log .assistant").last, page.locator("tr.opened li", has_text="extend")):
+        reply.get_by_text("Receipt").click()
+        receipt = reply.locator(".receipt")
+        expect(receipt).to_contain_text(re.compile(r"read \d+ of \d+ tokens .*, in blocks up to [0-9a-f]{16}…"))
+        expect(receipt).to_contain_text(re.compile(r"computed from token \d+ on: \d+ of the prompt, \d+ of the reply"))
+        expect(receipt).to_contain_text(re.compile(r"checked: [1-9]\d* of \d+ blocks computed again"))
+    page.get_by_role("button", name="Chat with ada").click()
+    expect(page.locator("#chat-log .receipt").last).to_contain_text("checked: ")
 
 
 def test_agents_that_begin_alike_are_drawn_in_one_colour(site: Site, opened: Open) -> None:

@@ -61,6 +61,8 @@ def test_agents_come_with_branches_requests_and_the_last_miss(served: Served) ->
     assert branch["shared_tokens"] > found["block_tokens"]
     again, first = agents["ada"]["requests"]
     assert (again["outcome"], first["outcome"]) == ("exact", "miss")
+    kept = served.send("GET", f"/v1/receipts/{again['receipt']}", key="one-key").json["choices"][again["choice"]]
+    assert kept["read"]["tokens"] == again["reused_tokens"]
     assert again["first_token_ms"] > 0
     assert again["reused_tokens"] + again["computed_tokens"] == again["prompt_tokens"]
     assert agents["ada"]["last_miss"] is None, "of a first turn nothing can be stored"
@@ -117,6 +119,7 @@ def test_bytes_of_the_tiers_are_for_admins(served: Served) -> None:
     assert memory["hot_bytes"] == stats["hot_bytes"] > memory["hot_used"] > 0
     assert memory["disk_bytes"] == stats["store"]["disk_bytes"] >= memory["disk_used"] > 0
     assert memory["waiting_saves"] is not None
+    assert (memory["checked"], memory["differed"]) == (stats["num_checked"], stats["num_differed"]) == (0, 0)
 
 
 def test_what_was_written_to_the_disk_is_for_admins(served: Served) -> None:

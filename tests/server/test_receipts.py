@@ -105,6 +105,7 @@ def test_a_receipt_names_what_was_read_and_outlives_a_restart(directory: Path) -
     with served_from(directory) as served:
         assert receipt(served, first["id"])["choices"] == [choice]
         answer = chat(served, later(first))["id"]
+        served.until_idle()
         second = receipt(served, answer)["choices"][0]
         num_read = second["read"]["tokens"]
         assert num_read == second["read"]["warm_tokens"] > 16 and second["computed"]["first"] == num_read
@@ -123,7 +124,10 @@ def test_a_receipt_names_what_was_read_and_outlives_a_restart(directory: Path) -
         assert json.loads(printed(served, answer, "--json").stdout)["choices"] == [second]
         missing = printed(served, "chatcmpl-none")
         assert missing.exit_code == 2 and "no receipt of 'chatcmpl-none'" in missing.output
-        served.until_idle()
+        assert second["checked"] == {"equal": num_read // 16, "differed": 0}, "each full block that was restored"
+        assert f"{num_read // 16} of these blocks were computed again since the server started" in said
+        why = served.send("GET", "/v1/agents/ada/why", key="key-l").json["data"]
+        assert [(each["receipt"], each["choice"]) for each in why] == [(answer, 0)]
         figures = served.send("GET", "/metrics", key="key-a").body.decode()
         assert f"\nrekindle_restored_checked_total {num_read // 16}.0\n" in figures, "each full block that was restored"
         assert "\nrekindle_restored_differed_total 0.0\n" in figures

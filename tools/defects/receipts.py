@@ -102,6 +102,13 @@ RECEIPTS = (
         OF_TURNS,
     ),
     one(
+        "an agent's requests that name no receipt",
+        "server/observers/history.py",
+        "receipt, choice = (None, None) if id is None",
+        "receipt, choice = (None, None) if id",
+        f"{KEPT}::test_a_receipt_names_what_was_read_and_outlives_a_restart",
+    ),
+    one(
         "turns that have no receipts",
         "rekindle_sessions/http/observed.py",
         "None if receipt is None else ReplyId(receipt, 0)",
@@ -118,6 +125,20 @@ RECEIPTS = (
 )
 
 CHECKS = (
+    one(
+        "a receipt that knows nothing of what differed after a block",
+        "engine/core/restore_checks.py",
+        "self.verdicts.note(gone, differed=True)",
+        "self.verdicts.note([block_hash], differed=True)",
+        CHECKED,
+    ),
+    one(
+        "a block that differs and counts as equal at receipts",
+        "engine/core/verdicts.py",
+        "return Verdict(known.count(False), known.count(True))",
+        "return Verdict(len(known), 0)",
+        CHECKED,
+    ),
     one(
         "every restored block is as computed",
         "engine/core/restore_checks.py",

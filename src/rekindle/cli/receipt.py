@@ -62,6 +62,8 @@ def _choice_lines(choice: Mapping[str, Any], block_tokens: int) -> Iterator[str]
             yield f"      {block['hash']}  {block['tokens']} tokens"
     yield (
         f"    computed from token {computed['first']:,} on: {computed['prompt']:,} of the prompt, "
+    if choice["checked"] is not None and blocks:
+        yield f"    {_checks(**choice['checked'])}"
         f"{computed['reply']:,} of the reply"
     )
     yield f"    its first {head['tokens']:,} tokens are held by the chain that ends with {head['hash']}"
@@ -69,3 +71,9 @@ def _choice_lines(choice: Mapping[str, Any], block_tokens: int) -> Iterator[str]
 
 def _lost(blocks: list[Any]) -> str:
     return f"; {len(blocks):,} of them are known, others were evicted or never written"
+def _checks(equal: int, differed: int) -> str:
+    if differed:
+        return f"{differed:,} of these blocks had other bits when they were computed again, and were dropped"
+    return f"{equal:,} of these blocks were computed again since the server started, with the same bits"
+
+

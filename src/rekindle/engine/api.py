@@ -43,6 +43,7 @@ from rekindle.engine.types import (
     GenerationRequest,
     Health,
     Report,
+    Verdict,
 )
 from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
 from rekindle.extensions import extensions, load
@@ -322,6 +323,12 @@ class Engine:
         """
         store = self.components.store
         return [] if store is None else store.chain_to(head, most)
+
+    def verdict(self, hashes: Sequence[BlockHash]) -> Verdict | None:
+        """Return what checks of restored blocks found of these since the start (`check_restored`), those that have left
+        memory and disk too; None where none are checked."""
+        loop = self.components.loop
+        return loop.call(lambda core: None if core.verdicts is None else core.verdicts.of(hashes)).result()
 
     def adopt(
         self,

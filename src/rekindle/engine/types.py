@@ -319,6 +319,15 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many of some restored blocks were computed again since the start: those that had equal bits, and those that
+    had others or came after such a one, which are dropped."""
+
+    num_equal: int
+    num_differed: int
+
+
+@dataclass(frozen=True, slots=True)
 class PurgeReport:
     """What a purge overwrote: slots and bytes on disk, read back as zeros, and blocks in memory.
 

@@ -77,6 +77,9 @@ def test_a_round_is_followed_with_what_each_turn_reused(site: Site, opened: Open
         expect(row.locator(".speaks")).to_have_attribute("title", name)
         expect(row.locator(".hears")).to_have_count(2)
     expect(said(page, 2).locator(".facts")).to_contain_text("gap ")
+    said(page, 2).get_by_text("Receipt").click()
+    expect(said(page, 2).locator(".receipt")).to_contain_text("computed from token")
+    expect(said(page, 0).get_by_text("Receipt")).to_have_count(0)
     expect(page.get_by_role("button", name="Next turn")).to_be_enabled()
 
 

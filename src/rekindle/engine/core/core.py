@@ -57,6 +57,7 @@ class EngineCore(Core):
         self.scheduler = scheduler
         self.speculation = speculation
         self.checks = checks
+        self.verdicts = checks.verdicts if checks.one_in else None
         self.num_steps = 0
         self.num_rows = 0  # of all forward passes, also those that ran again after a preemption
         self.step_s = 0.0

@@ -14,6 +14,7 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import Background, IdleWork
 from rekindle.engine.core.sampling import Replies
 from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.core.verdicts import Verdicts
 from rekindle.engine.request import Request
 from rekindle.errors import RekindleError
 from rekindle.store.commands import StoreCommand
@@ -43,6 +44,7 @@ class Core(Protocol):
     cache: PrefixCache
     scheduler: Scheduler
     background: Background
+    verdicts: Verdicts | None = None  # of checks of restored blocks; None: there are no checks
     _replies: Replies
 
     @property

@@ -1,9 +1,10 @@
 """Checks of restored blocks in idle time: is what came back from disk what computing gives?
 
-Owns which restored blocks wait for that, and how many were checked and differed. One of `one_in` full blocks that a
-load has restored is computed again on the blocks before it, and its bytes are compared. By induction over a chain that
-is a check of the whole; only where every path to the same ids gives the same bits (the promise `bitwise`), and only of
-what was saved by what computes now (`WarmStore.is_own`). Blocks with rows of pictures are not: their pictures are gone.
+Owns which restored blocks wait for that, how many were checked and differed, and which. One of `one_in` full blocks
+that a load has restored is computed again on the blocks before it, and its bytes are compared. By induction over a
+chain that is a check of the whole; only where every path to the same ids gives the same bits (the promise `bitwise`),
+and only of what was saved by what computes now (`WarmStore.is_own`). Blocks with rows of pictures are not: their
+pictures are gone.
 
     waiting ──step──▶ some rows are as computed ──step──▶ ... ──▶ checked
                           └──▶ differed: it, and all that was computed after it, leave memory and store
@@ -25,6 +26,7 @@ from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.purge import evict_hashes, with_descendants
 from rekindle.engine.core.scheduler import Scheduler
+from rekindle.engine.core.verdicts import Verdicts
 from rekindle.engine.sequence import Sequence
 from rekindle.model.batch import SequenceStep
 from rekindle.model.loaded import Runner
@@ -52,6 +54,7 @@ class RestoreChecks:
     ) -> None:
         self.num_checked = 0
         self.num_differed = 0
+        self.verdicts = Verdicts()
         self.one_in = one_in
         self._cache = cache
         self._scheduler = scheduler
@@ -129,6 +132,7 @@ class RestoreChecks:
         """Continue a block whose rows are as computed so far; drop one that differs."""
         if num_compared == self._cache.pool.block_tokens:
             self.num_checked += 1
+            self.verdicts.note([block.hash], differed=False)
         elif num_compared:
             self._waiting.appendleft(replace(block, num_compared=num_compared))
         else:
@@ -139,7 +143,9 @@ class RestoreChecks:
     def _drop(self, block_hash: BlockHash) -> None:
         """Remove a block, and all that was computed after it, from memory and from the store."""
         pool = self._cache.pool
-        evict_hashes(pool, with_descendants(pool, block_hash))
+        gone = with_descendants(pool, block_hash)
+        self.verdicts.note(gone, differed=True)
+        evict_hashes(pool, gone)
         assert pool.block_of(block_hash) is None, "a block that differs is held"
         self._cache.scores.clear()
         if self._store is not None:

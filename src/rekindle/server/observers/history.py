@@ -53,8 +53,10 @@ class HistoryWatch:
     def finished(
         self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
     ) -> None:
-        """Record the report."""
-        self._add({**report.as_dict(), "finish_reason": reason, "error": None})
+        """Record the report, and where its receipt is; None for what has none."""
+        receipt, choice = (None, None) if id is None else (id.receipt(self._head["request_id"]), id.choice)
+        where = {"receipt": receipt, "choice": choice}
+        self._add({**report.as_dict(), "finish_reason": reason, "error": None, **where})
 
     def failed(self, number: int | None, error: Exception) -> None:
         """Record the error that the client received."""

@@ -21,6 +21,10 @@ class ReplyId(NamedTuple):
     answer: str | None
     choice: int
 
+    def receipt(self, request_id: str | None) -> str | None:
+        """Return under which id its receipt is kept: without one of the answer under the request's."""
+        return self.answer or request_id
+
 
 class RequestWatch(Protocol):
     """Follows one request. Ends with one `finished` per choice, or with `failed`."""

@@ -96,7 +96,7 @@ class ReceiptWatch:
         self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
     ) -> None:
         """Give out the receipt of a choice; of an answer without an id it is under the request's."""
-        answer = None if id is None else id.answer or self._request_id
+        answer = None if id is None else id.receipt(self._request_id)
         if id is None or answer is None:
             return
         caller, receipts = self._caller, self._receipts

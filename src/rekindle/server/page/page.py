@@ -55,7 +55,7 @@ HEADERS = {
 MOST_AGENTS = 30  # with branches and requests, most recently used first; the others are only counted
 REQUEST_FIELDS = (
     "at endpoint outcome source prompt_tokens reused_tokens hot_tokens warm_tokens computed_tokens completion_tokens "
-    "reuse finish_reason error"
+    "reuse finish_reason error receipt choice"
 ).split()
 MISSES = ("diverge", "miss")
 LOOK_S = 0.2  # of one request; agents not queried in time are queried in the next
@@ -204,6 +204,8 @@ class MemoryUse(BaseModel):
     disk_used: int | None = Field(description="null without a store, like the next two")
     disk_bytes: int | None = Field(description="that blocks may take on disk")
     waiting_saves: int | None
+    checked: int | None = Field(description="restored blocks that were computed again; null: none are checked")
+    differed: int | None = Field(description="those of them that had other bits, and were dropped")
 
 
 class Overview(BaseModel):
@@ -260,6 +262,8 @@ def _memory_use(engine: Engine) -> dict[str, int | None]:
         "disk_used": store.get("used_bytes"),
         "disk_bytes": store.get("disk_bytes"),
         "waiting_saves": store.get("queue_length"),
+        "checked": stats.num_checked,
+        "differed": stats.num_differed,
     }
 
 

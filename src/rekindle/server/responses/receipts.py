@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,6 +19,13 @@ from rekindle.server.responses.stored import StoredResponses
 PATH = "/v1/receipts"
 
 
+class CheckedBlocks(BaseModel):
+    """What checks in idle time found of the blocks that were read, since the server started."""
+
+    equal: int = Field(description="blocks that were computed again and have the same bits")
+    differed: int = Field(description="blocks that had other bits, or came after such a one, and were dropped")
+
+
 class ChoiceReceipt(BaseModel):
     """One choice: what it read and what was computed for it."""
 
@@ -32,6 +39,7 @@ class ChoiceReceipt(BaseModel):
     head: dict[str, Any] = Field(description="the last block that holds prompt and reply, up to so many tokens")
     blocks: list[dict[str, Any]] = Field(description="the blocks that were read, in order, as far as they are known")
     is_whole: bool = Field(description="whether these are all; others have left the disk, or were never written")
+    checked: CheckedBlocks | None = Field(description="null: restored blocks are not checked here")
 
 
 class ReceiptAnswer(BaseModel):
@@ -82,9 +90,16 @@ def _shown(engine: Engine, receipt: Receipt) -> dict[str, Any]:
     choice, size = receipt.content["choice"], receipt.content["identity"]["block_tokens"]
     read = choice["read"]
     if read["hash"] is None:
-        return {**choice, "blocks": [], "is_whole": not read["tokens"]}
+        return {**choice, "blocks": [], "is_whole": not read["tokens"], "checked": _checked(engine, [])}
     num_before = (read["tokens"] - 1) // size
-    before = engine.stored_chain(BlockHash(bytes.fromhex(read["parent"])), num_before)
-    blocks = [{"hash": block.hash.hex(), "tokens": size} for block in before]
-    last = {"hash": read["hash"], "tokens": read["tokens"] - num_before * size}
-    return {**choice, "blocks": [*blocks, last], "is_whole": len(before) == num_before}
+    parent, last = (BlockHash(bytes.fromhex(read[name])) for name in ("parent", "hash"))
+    before = [each.hash for each in engine.stored_chain(parent, num_before)]
+    blocks = [{"hash": each.hex(), "tokens": size} for each in before]
+    blocks.append({"hash": last.hex(), "tokens": read["tokens"] - num_before * size})
+    checked = _checked(engine, [*before, parent, last])
+    return {**choice, "blocks": blocks, "is_whole": len(before) == num_before, "checked": checked}
+
+
+def _checked(engine: Engine, hashes: Sequence[BlockHash]) -> dict[str, int] | None:
+    found = engine.verdict(hashes)
+    return None if found is None else {"equal": found.num_equal, "differed": found.num_differed}

@@ -3,6 +3,7 @@
 import { Refused, Unreachable, ask, events } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
 import { markdown, render } from "./markdown.js";
+import { receiptOf } from "./receipts.js";
 import { ROOT, TOPOLOGIES, showOpen } from "./session_list.js";
 import { count, counted, duration, listed, share } from "./words.js";
 
@@ -251,6 +252,7 @@ function fillRow(node, row) {
       el("span", { class: "quiet" }, audience(to, purpose)),
       markdown(text),
       facts || row.kind === "live" ? el("p", { class: "facts" }, facts ?? "") : null,
+      receiptOf("session", row.message),
     ),
   );
 }
@@ -286,9 +288,7 @@ async function act(path, body, takes = 0) {
   return true;
 }
 
-for (const name of ["turn", "round"]) {
-  byId(`do-${name}`).addEventListener("click", () => act(name, {}, 1));
-}
+for (const name of ["turn", "round"]) byId(`do-${name}`).addEventListener("click", () => act(name, {}, 1));
 byId("tell-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const [text, to] = [byId("tell-text").value, byId("tell-to").value];

@@ -4,6 +4,7 @@ import { hasKey, here } from "./api.js";
 import { chatWith } from "./chat.js";
 import { deedsFor } from "./deeds.js";
 import { byId, el, keyed, say } from "./dom.js";
+import { receiptOf } from "./receipts.js";
 import { ago, clock, count, counted, duration, listed, share, short } from "./words.js";
 
 const opened = new Set(); // ids whose branches and requests are shown
@@ -164,5 +165,6 @@ function requestLine(request) {
     el("span", { class: `outcome ${request.outcome}` }, request.outcome),
     el("span", {}, `${count(request.reused_tokens)} of ${count(request.prompt_tokens)} reused${whose}`),
     el("span", { class: "quiet" }, `first token ${duration(request.first_token_ms)}`),
+    receiptOf("agents", request),
   );
 }

@@ -3,6 +3,7 @@
 import { Refused, Unreachable, events } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
 import { markdown, render } from "./markdown.js";
+import { receiptOf } from "./receipts.js";
 import { MEANS, count, duration, share } from "./words.js";
 
 const KEPT = "rekindle-chats";
@@ -130,7 +131,7 @@ async function hear(who, said, reply, node) {
     if (delta.content || delta.reasoning_content) first ??= performance.now() - began;
     reply.content += delta.content ?? "";
     if (delta.reasoning_content) reply.reasoning_content = (reply.reasoning_content ?? "") + delta.reasoning_content;
-    if (data.rekindle) reply.facts = factsOf(data.rekindle, choice.finish_reason, first);
+    if (data.rekindle) reply.facts = { ...factsOf(data.rekindle, choice.finish_reason, first), receipt: data.id };
     const log = byId("chat-log");
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 48; // else somebody reads further up
     node.show(reply);
@@ -184,7 +185,7 @@ function makeSaid(message) {
   }
   const thought = el("p", { class: "thought" });
   const words = markdown("");
-  const facts = el("p", { class: "facts" });
+  const facts = el("div", { class: "facts" });
   const node = el("div", { class: "said assistant" }, el("span", { class: "hidden" }, `${whose}: `), thought, words, facts);
   node.show = (reply) => {
     say(thought, reply.reasoning_content ?? "");
@@ -204,5 +205,6 @@ function told(facts) {
   if (facts.source === "shared") parts.push("of other agents");
   parts.push(`first token ${duration(facts.firstMs)}`);
   if (facts.reason === "length") parts.push("cut at the limit");
-  return [el("span", { class: `outcome ${facts.outcome}`, title: MEANS[facts.outcome] }, facts.outcome), ` ${parts.join(" · ")}`];
+  const outcome = el("span", { class: `outcome ${facts.outcome}`, title: MEANS[facts.outcome] }, facts.outcome);
+  return [outcome, ` ${parts.join(" · ")}`, receiptOf("chat", facts)].filter(Boolean);
 }

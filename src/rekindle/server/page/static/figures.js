@@ -5,7 +5,7 @@ import { OUTCOMES, bytes, clock, count, counted, duration, share, span } from ".
 
 /** Draw the figures; those of the operator only where the server says them. */
 export function showFigures(overview, health) {
-  const rows = [...ofMemory(overview), reused(overview.hour), firstTokens(overview.hour), saved(overview.saved), ...ofDisk(overview), queue(overview, health)];
+  const rows = [...ofMemory(overview), reused(overview.hour), firstTokens(overview.hour), saved(overview.saved), ...ofDisk(overview), ...checks(overview), queue(overview, health)];
   keyed(byId("figures"), rows, { key: ({ name }) => name, make, update: (node, row) => node.show(row) });
 }
 
@@ -44,6 +44,13 @@ function ofDisk({ written }) {
   if (!written) return [];
   const about = [written.a_day === null ? null : `of ${bytes(written.a_day)}`, written.a_turn === null ? null : `${bytes(written.a_turn)} a turn`];
   return [{ name: "Written to disk today", value: bytes(written.today), about: about.filter(Boolean), part: written.a_day === null ? null : written.today / written.a_day, tier: "saved" }];
+}
+
+function checks({ memory }) {
+  if ((memory?.checked ?? null) === null) return [];
+  const about = memory.differed ? `${count(memory.differed)} had other bits, and were dropped` : memory.checked ? "all with the same bits" : "none yet";
+  const title = "Blocks from disk that were computed again in idle time, and compared bit by bit.";
+  return [{ name: "Restored blocks checked", value: count(memory.checked), about: [about], title }];
 }
 
 function queue({ memory }, { running, waiting }) {
