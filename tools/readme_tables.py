@@ -7,6 +7,8 @@ python tools/readme_tables.py measured/large.jsonl --table "coordination, 24 lay
 rekindle bench engine MODEL --weights int8 --out measured/int8.jsonl
 python tools/readme_tables.py measured/int8.jsonl --table "engine, int8"
 python tools/readme_tables.py replay.jsonl      # docs/replay.md records it
+rekindle bench engine MODEL --context 16384 --rows hot,warm --cold-repeats 1 --out measured/long.jsonl   # and 32768
+python tools/readme_tables.py measured/long.jsonl --table "engine, long" --by context
 
 Figures are never typed by hand. The table goes between `<!-- measured: NAME -->` and `<!-- end -->`; NAME is the
 benchmark, or the argument of --table.
@@ -30,6 +32,7 @@ SHOWN_SETTINGS = {
     "fidelity": ("positions", "context", "threads"),
     "start": ("kv", "repeats"),
     "loads": ("blocks", "repeats"),
+    "restart": ("tokens", "repeats"),
     "multiple-choice": ("questions", "shots", "seed", "dtype", "kv"),
 }
 SHOWN_MEASURES = {
@@ -51,6 +54,7 @@ SHOWN_MEASURES = {
         for name in ("serving", "CPU", "memory", "peak memory")
     ),
 }
+BY_CONTEXT = ("cold", "hot EXTEND", "hot EXACT", "warm EXTEND, files cached", "warm EXTEND, files evicted")
 ARMS = {
     "rekindle": "Rekindle",
     "transformers": "`transformers` alone",
@@ -90,12 +94,33 @@ def table(lines: list[Line]) -> str:
     rows = [f"| measure | {' | '.join(ARMS.get(arm, arm) for arm in arms)} |", "|---|" + "--:|" * len(arms)]
     for name in measures:
         rows.append(f"| {name} | {' | '.join(shown(by_measure.get(name, {}).get(arm)) for arm in arms)} |")
-    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if name != "rekindle")
-    machine = f"{first['machine']['processor']}, {first['machine']['cores']} cores"
-    known = {**first["settings"], **first["settings"].get("about", {}), **first["detail"]}
-    settings = ", ".join(f"{name} {known[name]}" for name in SHOWN_SETTINGS[first["bench"]])
-    origin = f"{machine}; {versions}; {settings}; {first['date']}, commit {first['commit'][:12]}"
-    return "\n".join([*rows, "", f"Median (lowest-highest). {origin}."])
+    return "\n".join([*rows, "", f"Median (lowest-highest). {origin(first, SHOWN_SETTINGS[first['bench']])}."])
+
+
+def table_by_context(lines: list[Line]) -> str:
+    """Build a table with a row per model and length of the prompt, and how many times a new prompt's speed each has."""
+    runs: dict[tuple[str, int], dict[str, Line]] = {}
+    for line in lines:
+        if line["measure"] in BY_CONTEXT and line["arm"] == "rekindle":
+            key = Path(line["settings"]["model"]).stem, line["settings"]["context"]
+            runs.setdefault(key, {})[line["measure"]] = line
+    rows = [f"| model | tokens | {' | '.join(BY_CONTEXT)} |", "|---|--:|" + "--:|" * len(BY_CONTEXT)]
+    for (model, _), run in runs.items():
+        new = run["cold"]["median"]
+        times = {name: f", {new / line['median']:,.0f}x" for name, line in run.items() if name != "cold"}
+        cells = (f"{shown(run.get(name))}{times.get(name, '')}" for name in BY_CONTEXT)
+        rows.append(f"| {model} | {run['cold']['detail']['prompt_tokens']:,} | {' | '.join(cells)} |")
+    said = f"Median (lowest-highest), times the speed of cold. {origin(lines[0], ('kv', 'threads', 'repeats'))}."
+    return "\n".join([*rows, "", said])
+
+
+def origin(line: Line, names: tuple[str, ...]) -> str:
+    """Say where the figures come from, and with which settings."""
+    versions = ", ".join(f"{name} {version}" for name, version in line["versions"].items() if name != "rekindle")
+    machine = f"{line['machine']['processor']}, {line['machine']['cores']} cores"
+    known = {**line["settings"], **line["settings"].get("about", {}), **line["detail"]}
+    settings = ", ".join(f"{name} {known[name]}" for name in names)
+    return f"{machine}; {versions}; {settings}; {line['date']}, commit {line['commit'][:12]}"
 
 
 def main() -> None:
@@ -103,15 +128,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("lines", type=Path)
     parser.add_argument("--table", help="the name in the marker [the bench of the lines]")
+    parser.add_argument("--by", choices=("arm", "context"), default="arm", help="what a column, or a row, is of")
     given = parser.parse_args()
     lines = [json.loads(text) for text in given.lines.read_text("utf-8").splitlines()]
     begin = f"<!-- measured: {given.table or lines[0]['bench']} -->"
+    built = table(lines) if given.by == "arm" else table_by_context(lines)
     written = 0
     for page in PAGES:
         before, found, rest = page.read_text("utf-8").partition(begin)
         _, ended, after = rest.partition(END)
         if found and ended:
-            page.write_text(f"{before}{begin}\n{table(lines)}\n{END}{after}", "utf-8")
+            page.write_text(f"{before}{begin}\n{built}\n{END}{after}", "utf-8")
             written += 1
     if not written:
         parser.error(f"no page has {begin} with {END} after it")

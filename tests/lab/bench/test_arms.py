@@ -111,6 +111,15 @@ def test_a_turn_writes_the_blocks_that_it_touched(hot: dict[str, Measurement]) -
     assert hot["a turn of hot EXTEND writes, index"].median > 0
 
 
+def test_only_the_rows_that_are_asked_for_are_measured(job: Job, tmp_path: Path) -> None:
+    job = replace(job, flags={**job.flags, "store": str(tmp_path / "store")}, rows=("hot",), num_cold=1)
+    found = {each.measure: each for each in arms.hot(job)}
+    writes = ("a turn of hot EXTEND writes, records", "a turn of hot EXTEND writes, index", "KV of its new tokens")
+    assert list(found) == ["cold", "KV bytes per token", "hot EXTEND", *writes, "hot EXACT"]
+    assert (len(found["cold"].values), len(found["hot EXTEND"].values)) == (1, job.repeats)
+    assert [each.measure for each in transformers_arm.speed(replace(job, rows=("warm",)))] == ["cold"]
+
+
 def test_the_baseline(job: Job) -> None:
     measured = {found.measure: found for found in transformers_arm.speed(job)}
     assert set(measured) == {"cold", "hot EXTEND", "hot EXACT", "decode, 1 streams", "decode, 4 streams"}
@@ -127,6 +136,10 @@ def test_the_whole_command_in_processes_of_its_own(model: Path, tmp_path: Path) 
     assert [name for name in lines if name.startswith("decode")] == ["decode, 1 streams", "decode, 3 streams"]
     assert lines["warm EXTEND, files evicted"]["detail"]["warm_tokens"] > 400
     assert lines["cold"]["settings"]["kv"] == "q4h"
+    few = tmp_path / "few.jsonl"
+    assert run_engine_bench(settings, EngineBench(512, 1, 0, "none", few, rows="capacity"), Console(quiet=True)) == 0
+    measures = {json.loads(line)["measure"] for line in few.read_text().splitlines()}
+    assert measures == {"cold", "KV bytes per token", "tokens in the same memory"}
 
 
 @pytest.mark.long

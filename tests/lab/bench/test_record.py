@@ -71,6 +71,8 @@ def test_the_ratio_says_how_many_times_better_ours_is() -> None:
         {"context": 100},
         {"repeats": 0},
         {"baseline": "vllm"},
+        {"rows": "cold,fast"},
+        {"cold_repeats": 0},
         *({"streams": text} for text in ("", "0", "1,x", "4,999")),
     ],
 )

@@ -30,13 +30,15 @@ def bench_engine(
     baseline: Annotated[Literal["transformers", "none"], typer.Option(help="the other arm")] = "transformers",
     against: Annotated[str, typer.Option(metavar="PEERS", help="further arms: openvino,llama.cpp[:q8_0]")] = "",
     streams: Annotated[str, typer.Option(help="how many prompts decode at once, one number after the other")] = "1,4,8",
+    rows: Annotated[str, typer.Option(metavar="NAMES", help="what to measure, such as cold,hot,warm [all]")] = "",
+    cold_repeats: Annotated[int | None, typer.Option(help="how many new prompts [--repeats]")] = None,
     out: Annotated[Path | None, typer.Option(help="append JSON lines here instead of printing them")] = None,
 ) -> int:
     """First tokens cold, hot and warm, decoding, saving and memory, compared with plain transformers and peers."""
     from rekindle_lab.bench.engine.bench import EngineBench, run_engine_bench
 
     need_reuse(settings)
-    options = EngineBench(context, repeats, seed, baseline, out, against, streams)
+    options = EngineBench(context, repeats, seed, baseline, out, against, streams, rows, cold_repeats)
     return run_engine_bench(settings, options, console())
 
 

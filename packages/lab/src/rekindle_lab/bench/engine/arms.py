@@ -24,52 +24,70 @@ WARM_NUMBERS = {"cached": 1_000, "evicted": 2_000}  # of the first extension aft
 
 
 def hot(job: Job) -> Iterator[Measurement]:
-    """Measure what fits in one process: cold with and without the store, hot, decoding, the arena."""
+    """Measure what fits in one process: cold with and without the store, hot, decoding, the arena, as its rows say."""
     with ExitStack() as stack:
         # Repeated requests would be continued from the replies before: `benchmarks speculation` measures that.
         engine = stack.enter_context(Engine(job.settings(speculate="off")))
-        unsaved = stack.enter_context(Engine(job.settings(store="off", speculate="off")))
+        unsaved = None
+        if "saving" in job.rows:
+            unsaved = stack.enter_context(Engine(job.settings(store="off", speculate="off")))
         job = clamped(job, engine.max_context)
         workload = workload_of(job)
-        for each in (engine, unsaved):
+        for each in filter(None, (engine, unsaved)):
             warm_up(each, workload)
         yield from cold(job, engine, unsaved, workload)
         yield arena_bytes(engine)
-        yield from hot_again(job, engine, workload)
-        yield from decoding(job, engine, workload)
+        fork_for_restarts(job, engine)
+        if "hot" in job.rows:
+            yield from hot_again(job, engine, workload)
+        if "diverge" in job.rows:
+            yield from diverged(job, engine, workload)
+        if "decode" in job.rows:
+            yield from decoding(job, engine, workload)
         if not engine.flush():
             raise RekindleError("the store did not save the turns in time: the warm arms would be cold")
 
 
-def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
-    """Measure prompts that share the base text; forks for the restarts are made before the base agent learns more."""
-    base, numbers = workload.base(0), range(job.repeats)
-    for kind in WARM_NUMBERS:
-        for number in numbers:
+def fork_for_restarts(job: Job, engine: Engine) -> None:
+    """Fork the base agent for every warm request, before it learns more."""
+    for kind in WARM_NUMBERS if "warm" in job.rows else ():
+        for number in range(job.repeats):
             engine.agent("base-0").fork(f"warm-{kind}-{number}")
+
+
+def hot_again(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
+    """Measure prompts that continue the base text, what they write, and the base text again."""
+    base, numbers = workload.base(0), range(job.repeats)
     texts = [workload.extended(base, job.extension, number) for number in numbers]
     before = written(engine)
     extended = on_forks(engine, "extend", texts)
     yield measurement("hot EXTEND", extended)
     yield from bytes_of_turns(engine, before, extended)
     yield measurement("hot EXACT", [first_token(engine, base, "base-0") for _ in numbers])
+
+
+def diverged(job: Job, engine: Engine, workload: Workload) -> Iterator[Measurement]:
+    """Measure prompts that leave the base text on the way."""
+    base = workload.base(0)
     for share in SHARES:
-        texts = [workload.diverged(base, share, number) for number in numbers]
+        texts = [workload.diverged(base, share, number) for number in range(job.repeats)]
         yield measurement(f"DIVERGE at {share:.0%}", on_forks(engine, f"diverge-{share:.0%}", texts))
 
 
-def cold(job: Job, engine: Engine, unsaved: Engine, workload: Workload) -> Iterator[Measurement]:
-    """Measure new prompts, alternately with and without a store: the difference is the cost of saving."""
+def cold(job: Job, engine: Engine, unsaved: Engine | None, workload: Workload) -> Iterator[Measurement]:
+    """Measure new prompts, alternately with a store and, if given, without: the difference is the cost of saving."""
     saved: list[Sample] = []
     plain: list[Sample] = []
-    for number in range(job.repeats):
+    for number in range(job.num_cold):
         text = workload.base(number)
-        pairs = [(engine, saved), (unsaved, plain)]
+        pairs = [(engine, saved)] if unsaved is None else [(engine, saved), (unsaved, plain)]
         for each, samples in pairs if number % 2 == 0 else reversed(pairs):
             samples.append(first_token(each, text, f"base-{number}"))
         engine.flush()
     found = measurement("cold", saved)
     yield replace(found, detail={**found.detail, "context": job.context})
+    if not plain:
+        return
     yield measurement("cold, nothing saved", plain)
     overhead = [100 * (a.seconds / b.seconds - 1) for a, b in zip(saved, plain, strict=True)]
     yield Measurement("save overhead on cold", ARM, "%", tuple(overhead))

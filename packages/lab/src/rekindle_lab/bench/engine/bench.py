@@ -3,6 +3,7 @@
     rekindle bench engine MODEL --kv q4h --context 4096 --repeats 5 --out bench.jsonl
     rekindle bench engine MODEL --kv q4h --against openvino,llama.cpp    # pip install openvino-genai llama-cpp-python
     rekindle bench engine MODEL.gguf --against llama.cpp                 # both read the same file
+    rekindle bench engine MODEL --context 32768 --rows hot,warm --cold-repeats 1     # of long prompts the quick part
 
 First tokens are measured cold, hot and warm. Every arm is a separate process (`bench/engine/job.py`), on a store in a
 temporary directory. Medians with range; one JSON line per measure with commit, machine, versions and settings.
@@ -11,11 +12,11 @@ temporary directory. Medians with range; one JSON line per measure with commit, 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +28,7 @@ from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import gguf_in
 from rekindle_lab.bench.endless import endless_copy
 from rekindle_lab.bench.engine.gguf_model import config_of, write_gguf
-from rekindle_lab.bench.engine.job import Job, run_job
+from rekindle_lab.bench.engine.job import ROWS, Job, run_job
 from rekindle_lab.bench.engine.peers import Peer, need_packages, peers_of
 from rekindle_lab.record import Measurement, Origin, deliver
 
@@ -39,7 +40,10 @@ MORE_IS_BETTER = ("tok/s", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class EngineBench:
-    """What to measure; `against` lists peers as further arms; `out` None prints the JSON lines after the table."""
+    """What to measure; `against` lists peers as further arms; `out` None prints the JSON lines after the table.
+
+    `rows` lists groups of measures, "" is all of them; `cold_repeats` None: as many new prompts as `repeats`.
+    """
 
     context: int = 4096
     repeats: int = 3
@@ -48,10 +52,16 @@ class EngineBench:
     out: Path | None = None
     against: str = ""
     streams: str = "1,4,8"
+    rows: str = ""
+    cold_repeats: int | None = None
 
     def __post_init__(self) -> None:
         if self.context < 512 or self.repeats < 1:
             raise ConfigError(f"--context must be at least 512 and --repeats 1, not {self.context} and {self.repeats}")
+        if self.cold_repeats is not None and self.cold_repeats < 1:
+            raise ConfigError(f"--cold-repeats must be at least 1, not {self.cold_repeats}")
+        if unknown := [name for name in self.row_names if name not in ROWS]:
+            raise ConfigError(f"--rows takes {', '.join(ROWS)}, separated by commas, not {unknown[0]!r}")
         if self.baseline not in ("transformers", "none"):
             raise ConfigError(f"--baseline must be transformers or none, not {self.baseline!r}")
         if not self.num_streams or not all(0 < count <= MOST_STREAMS for count in self.num_streams):
@@ -65,6 +75,11 @@ class EngineBench:
         """The numbers of streams that decode at once; none if they cannot be read."""
         numbers = [each.strip() for each in self.streams.split(",")]
         return [int(each) for each in numbers] if all(each.isdecimal() for each in numbers) else []
+
+    @property
+    def row_names(self) -> list[str]:
+        """The groups of measures."""
+        return [each.strip() for each in self.rows.split(",")] if self.rows.strip() else list(ROWS)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -85,7 +100,7 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
             model = endless_copy(directory, Path(name) / directory.name)
             given = {**flags, "model": str(model), "store": str(Path(name) / "store")}
             check_peers(model, options.peers)  # not after our own arms
-            job = Job("hot", given, options.context, options.repeats, options.seed, streams=options.num_streams)
+            job = _job(given, options)
             for measurement in _measure(job, options):
                 found.append(measurement)
                 status.update(f"{measurement.arm}: {measurement.measure} done")
@@ -98,24 +113,43 @@ def run_engine_bench(settings: Settings, options: EngineBench, console: Console)
     return 0
 
 
+def _job(flags: Mapping[str, Any], options: EngineBench) -> Job:
+    """The job of the first arm."""
+    return Job(
+        "hot",
+        flags,
+        options.context,
+        options.repeats,
+        options.seed,
+        streams=options.num_streams,
+        rows=options.row_names,
+        num_cold=options.repeats if options.cold_repeats is None else options.cold_repeats,
+    )
+
+
 def _measure(job: Job, options: EngineBench) -> Iterator[Measurement]:
-    """Run all arms, our hot one first: it reports the context the model allows and fills the store for restarts."""
+    """Run the arms of these rows, our hot one first: it reports the context the model allows and fills the store."""
     context = job.context
     for found in run_job(job):
         context = found.detail.get("context", context)
         yield found
     job = replace(job, context=context)
-    for number in range(job.repeats):
+    for number in range(job.repeats if "warm" in job.rows else 0):
         for variant in ("cached", "evicted"):
             yield from run_job(replace(job, arm="warm", variant=variant, number=number))
-    for variant in ("in chunks", "one piece"):
+    for variant in ("in chunks", "one piece") if "memory" in job.rows else ():
         yield from run_job(replace(job, arm="memory", variant=variant))
-    for arm in ("reuse", "capacity"):
+    for arm in (each for each in ("reuse", "capacity") if each in job.rows):
         yield from run_job(replace(job, arm=arm))
     if options.baseline == "transformers":
-        yield from run_job(replace(job, arm="transformers"))
-        yield from run_job(replace(job, arm="transformers memory"))
+        for arm in _arms_of("transformers", job):
+            yield from run_job(replace(job, arm=arm))
     yield from _measure_peers(job, options.peers)
+
+
+def _arms_of(name: str, job: Job) -> list[str]:
+    """The arms of the baseline or a peer: its speed, and its memory if that is among the rows."""
+    return [name, f"{name} memory"] if "memory" in job.rows else [name]
 
 
 def check_peers(directory: Path, peers: Sequence[Peer]) -> None:
@@ -135,7 +169,7 @@ def _measure_peers(job: Job, peers: Sequence[Peer]) -> Iterator[Measurement]:
     job = replace(job, expected=first.detail["tokens"])
     for peer in peers:
         with _file_for(peer, Path(job.flags["model"])) as file:
-            for arm in (peer.name, f"{peer.name} memory"):
+            for arm in _arms_of(peer.name, job):
                 yield from run_job(replace(job, arm=arm, file=str(file), weights=peer.weights))
 
 

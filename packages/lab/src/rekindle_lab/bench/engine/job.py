@@ -20,6 +20,8 @@ from rekindle_lab.bench.engine.gguf_file import GgufType
 from rekindle_lab.record import Measurement
 
 MARK = "measured "
+# Groups of measures. A new prompt is always measured: what a model's context allows, and the rest, follow from it.
+ROWS = ("cold", "saving", "hot", "diverge", "decode", "warm", "memory", "reuse", "capacity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Job:
     extension: int = 64
     decode_tokens: int = 32
     streams: Sequence[int] = field(default_factory=lambda: [1, 4, 8])  # that decode at once, one after the other
+    rows: Sequence[str] = field(default_factory=lambda: [*ROWS])  # to measure
+    num_cold: int = 1  # new prompts
     variant: str = ""
     number: int = 0
     file: str = ""

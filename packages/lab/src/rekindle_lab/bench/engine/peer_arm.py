@@ -56,15 +56,25 @@ def arm_of(job: Job) -> str:
 
 
 def speed(job: Job, load: Loader) -> Iterator[Measurement]:
-    """Measure cold, extension, the same prompt again, and decoding."""
+    """Measure cold, extension, the same prompt again, and decoding, as the rows say."""
     peer, arm, workload = load(job), arm_of(job), workload_of(job)
     yield agreement(job, peer, arm, workload)
     warm_up(peer, workload)
     base = workload.ids(workload.base(0))
-    numbers = range(job.repeats)
     about = {**peer.about, "prompt_tokens": len(base)}
-    times = [seconds(peer, workload.ids(workload.base(number))) for number in numbers]
+    times = [seconds(peer, workload.ids(workload.base(number))) for number in range(job.num_cold)]
     yield Measurement("cold", arm, "s", tuple(times), {**about, "did": "new prompts, the cache on"})
+    if "hot" in job.rows:
+        yield from hot(job, peer, arm, workload, base)
+    texts = [workload.ids(workload.base(number)) for number in range(max(job.streams) if "decode" in job.rows else 0)]
+    for count in job.streams if texts else ():
+        rates = peer.decode(texts[:count], job.decode_tokens, job.repeats)
+        yield Measurement(f"decode, {count} streams", arm, "tok/s", tuple(rates), {**about, "context": job.context})
+
+
+def hot(job: Job, peer: PeerModel, arm: str, workload: Workload, base: np.ndarray) -> Iterator[Measurement]:
+    """Measure prompts that continue `base` (ids [rows]), and that one again."""
+    numbers, about = range(job.repeats), {**peer.about, "prompt_tokens": len(base)}
     peer.first_token(base)
     longer = [workload.ids(workload.extended(workload.base(0), job.extension, number)) for number in numbers]
     times = [seconds(peer, ids) for ids in longer]
@@ -73,10 +83,6 @@ def speed(job: Job, load: Loader) -> Iterator[Measurement]:
     peer.first_token(base)
     times = [seconds(peer, base) for _ in numbers]
     yield Measurement("hot EXACT", arm, "s", tuple(times), {**about, "did": "a prompt in its cache"})
-    texts = [workload.ids(workload.base(number)) for number in range(max(job.streams))]
-    for count in job.streams:
-        rates = peer.decode(texts[:count], job.decode_tokens, job.repeats)
-        yield Measurement(f"decode, {count} streams", arm, "tok/s", tuple(rates), {**about, "context": job.context})
 
 
 def memory(job: Job, load: Loader) -> Iterator[Measurement]:

@@ -32,7 +32,7 @@ def cost(job: Job) -> Iterator[Measurement]:
 
 def _cold(job: Job, on: Engine, off: Engine, workload: Workload) -> Iterator[Measurement]:
     found: dict[str, list[Sample]] = {ARM: [], OFF: []}
-    for number in range(job.repeats):
+    for number in range(job.num_cold):
         text = workload.base(number)
         pairs = [(on, ARM), (off, OFF)]
         for engine, arm in pairs if number % 2 == 0 else reversed(pairs):
@@ -46,7 +46,7 @@ def _cold(job: Job, on: Engine, off: Engine, workload: Workload) -> Iterator[Mea
 def _shared_half(job: Job, engine: Engine, workload: Workload) -> Measurement:
     """Compare the memory of two prompts with that of the first one twice: at best, a quarter less."""
     saved = []
-    for number in range(job.repeats):
+    for number in range(job.num_cold):
         first = workload.base(100 + number)
         texts = [first, workload.diverged(first, 0.5, number)]
         evicted, used = engine.stats().num_evictions, [engine.stats().used_hot_bytes]

@@ -21,7 +21,7 @@ def decoding(job: Job, engine: Engine, workload: Workload) -> Iterator[Measureme
     """Measure streams with separate contexts, and the engine's overhead per step with the most streams."""
     texts = [workload.base(number) for number in range(max(job.streams))]
     for number, text in enumerate(texts):
-        if number >= job.repeats:  # the first ones exist from the cold prompts
+        if number >= job.num_cold:  # the first ones exist from the cold prompts
             first_token(engine, text, f"base-{number}")
     engine.flush()
     for count in job.streams:

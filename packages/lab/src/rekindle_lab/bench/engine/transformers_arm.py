@@ -96,15 +96,23 @@ def speed(job: Job) -> Iterator[Measurement]:
     extension = as_row(longer[base.shape[1] :])
     with torch.inference_mode():
         baseline.cold(base[:, :WARM_UP_TOKENS])
-        times = [seconds(lambda: baseline.cold(base)) for _ in range(job.repeats)]
+        times = [seconds(lambda: baseline.cold(base)) for _ in range(job.num_cold)]
         yield Measurement("cold", ARM, "s", tuple(times), {"prompt_tokens": base.shape[1]})
-        full, without_last = baseline.cold(base), baseline.cold(base[:, :-1])
-        times = [on_copy(full, lambda cache: baseline.run(extension, cache)) for _ in range(job.repeats)]
-        yield Measurement("hot EXTEND", ARM, "s", tuple(times), {"computed_tokens": extension.shape[1]})
-        times = [on_copy(without_last, lambda cache: baseline.run(base[:, -1:], cache)) for _ in range(job.repeats)]
-        yield Measurement("hot EXACT", ARM, "s", tuple(times), {"computed_tokens": 1})
-        for count in (each for each in job.streams if baseline.device.type != "cpu" or each <= MOST_STREAMS):
-            yield decode(job, baseline, full, base[0, -1:].expand(count))
+        full = baseline.cold(base) if {"hot", "decode"} & set(job.rows) else None
+        if "hot" in job.rows:
+            yield from hot(job, baseline, base, extension, full)
+        for count in job.streams if "decode" in job.rows else ():
+            if baseline.device.type != "cpu" or count <= MOST_STREAMS:
+                yield decode(job, baseline, full, base[0, -1:].expand(count))
+
+
+def hot(job: Job, baseline: Baseline, base: torch.Tensor, extension: torch.Tensor, full: Any) -> Iterator[Measurement]:
+    """Measure ids [1, rows] that follow the cache of `base`, and its last id again."""
+    without_last = baseline.cold(base[:, :-1])
+    times = [on_copy(full, lambda cache: baseline.run(extension, cache)) for _ in range(job.repeats)]
+    yield Measurement("hot EXTEND", ARM, "s", tuple(times), {"computed_tokens": extension.shape[1]})
+    times = [on_copy(without_last, lambda cache: baseline.run(base[:, -1:], cache)) for _ in range(job.repeats)]
+    yield Measurement("hot EXACT", ARM, "s", tuple(times), {"computed_tokens": 1})
 
 
 def on_copy(cache: Any, work: Callable[[Any], object]) -> float:
