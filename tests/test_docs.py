@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.requirements import PAGE, is_tests, requirements
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 MEASURED = re.compile(r"<!-- measured: .+? -->\n.*?<!-- end -->", re.DOTALL)
@@ -52,3 +54,18 @@ def test_figures_of_the_readme_are_on_the_page_of_measurements() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_every_requirement_names_commands_that_are_there() -> None:
+    rows = requirements(PAGE.read_text())
+    assert [row.number for row in rows] == list(range(1, 47))
+    makefile = (ROOT / "Makefile").read_text()
+    for row in rows:
+        assert row.commands, row.number
+        for command in row.commands:
+            if is_tests(command):
+                assert [path for path in command.split() if not (ROOT / path).exists()] == []
+            elif command.startswith("make "):
+                assert f"\n{command.split()[1]}:" in makefile
+            else:
+                assert command.startswith(("rekindle ", "python -m benchmarks ")), command
