@@ -192,7 +192,8 @@ def main() -> int:
         count += choice["read"]["tokens"]
     for line in (*wrong, *(f"not in the store, evicted or never written: block {name}" for name in sorted(missing))):
         print(line)
-    print(f"{receipt['id']}: {'NOT ' if wrong or missing else ''}verified, {count} tokens that were read")
+    what = "" if identity.get("holds", "kv") == "kv" else f"; by their ids alone, their KV is {identity['backend']}'s"
+    print(f"{receipt['id']}: {'NOT ' if wrong or missing else ''}verified, {count} tokens that were read{what}")
     return 1 if wrong else 2 if missing else 0
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekindle.cli.receipt import receipt_lines
 from rekindle.errors import ConfigError
 from rekindle.store import admin
 from tests.backends.conftest import Pair, fronting
 from tests.backends.foreign import chunk, foreign, usage
 from tests.server.conftest import Served
 from tests.server.scripted import serving
+from tests.server.test_receipts import verified
 
 LONG = "talk of the sea, the wind and the lamps " * 8
 
@@ -44,6 +47,20 @@ def test_a_turn_continues_the_last_one_with_its_ids(pair: Pair) -> None:
     assert second["prompt_ids"][: len(stored)] == stored
     assert second["outcome"] == "extend" and second["source"] == "own" and second["explanation"] is None
     assert second["reused_tokens"] == len(stored)
+
+
+def test_a_receipt_says_that_blocks_hold_ids_alone(scripted_model: Path, computing: Served, tmp_path: Path) -> None:
+    with fronting(scripted_model, computing, tmp_path / "store") as front:
+        first = asked(front, "ada", LONG)
+        second = asked(front, "ada", LONG, text_of(first), "talk on")
+        found = front.send("GET", f"/v1/receipts/{second['id']}").json
+    identity, (choice,) = found["identity"], found["choices"]
+    assert (identity["backend"], identity["holds"], identity["kv"]) == ("vllm", "ids", {})
+    assert choice["read"]["tokens"] == second["rekindle"]["reused_tokens"] and choice["is_whole"]
+    code, said = verified(tmp_path, found, "store")
+    assert code == 0 and "by their ids alone, their KV is vllm's" in said
+    lines = list(receipt_lines(found, time.time()))
+    assert lines[1].endswith(", computed by vllm") and "no KV here, blocks hold token ids alone" in lines[2]
 
 
 def test_another_beginning_is_explained(pair: Pair) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash, tail_hash
 from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.core.reporting import chain_of
@@ -35,7 +35,13 @@ def test_the_last_block_that_was_read_and_the_one_before_it_are_named() -> None:
 
 def test_of_a_front_only_the_number_of_reused_tokens_is_known() -> None:
     front = sequence(0)
-    for num_reused, read in ((4, Link(HASHES[0], ROOT, 4)), (10, Link(HASHES[4], HASHES[1], 10))):
+    tail = tail_hash(HASHES[1], IDS[8:10])
+    for num_reused, read in (
+        (4, Link(HASHES[0], ROOT, 4)),
+        (6, Link(HASHES[1], HASHES[0], 6)),
+        (10, Link(tail, HASHES[1], 10)),
+    ):
         front.hot_tokens = num_reused
         assert chain_of(front, ENDED).read == read
+        assert chain_of(front, Ended(IDS, ENDED.hashes, Head(HASHES[1], 8))).read == read, "whatever stays of its tail"
     assert chain_of(front, Ended(IDS[:0], (), Head(ROOT, 0))).read is None, "nothing of it was kept"

@@ -25,6 +25,20 @@ RECEIPTS = (
         CHAINS,
     ),
     one(
+        "a front's tail that is named by all that the turn has of it",
+        "engine/core/reporting.py",
+        "sequence.ids[index * sequence.block_tokens : num_tokens])",
+        "sequence.ids[index * sequence.block_tokens :])",
+        CHAINS,
+    ),
+    one(
+        "a receipt by which a front has KV of a backend that keeps it to itself",
+        "server/observers/receipts.py",
+        '"holds": "kv" if engine.has_kv else "ids"',
+        '"holds": "kv"',
+        "tests/backends/test_memory.py::test_a_receipt_says_that_blocks_hold_ids_alone",
+    ),
+    one(
         "a block that a reply read in part is not named",
         "engine/sequence.py",
         "self.read = of_blocks[-1][0] if of_blocks else None",

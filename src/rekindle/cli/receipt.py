@@ -33,9 +33,11 @@ def receipt_lines(answer: Mapping[str, Any], now: float) -> Iterator[str]:
     identity = answer["identity"]
     of = "" if answer["agent"] is None else f" of agent {show_id(answer['agent'])}"
     yield f"{answer['id']}{of}, {show_ago(answer['created'], now)}, {answer['endpoint']}"
-    kv = ", ".join(f"{form} on {count} layers" for form, count in identity["kv"].items())
-    yield f"  model {show_id(identity['model'])}, fingerprint {identity['fingerprint']}"
-    yield f"  KV {kv}, blocks of {identity['block_tokens']} tokens"
+    kv = "KV " + ", ".join(f"{form} on {count} layers" for form, count in identity["kv"].items())
+    backend, ids = identity.get("backend"), "no KV here, blocks hold token ids alone"
+    by = "" if backend is None else f", computed by {backend}"
+    yield f"  model {show_id(identity['model'])}, fingerprint {identity['fingerprint']}{by}"
+    yield f"  {kv if identity.get('holds', 'kv') == 'kv' else ids}, blocks of {identity['block_tokens']} tokens"
     for name, digest in identity["templates"].items():
         yield f"  template {show_id(name)}, SHA-256 {digest}"
     if answer["changed"]:
@@ -60,20 +62,20 @@ def _choice_lines(choice: Mapping[str, Any], block_tokens: int) -> Iterator[str]
                 yield f"      ... {len(blocks) - 2 * SHOWN:,} more (--json has all)"
         else:
             yield f"      {block['hash']}  {block['tokens']} tokens"
-    yield (
-        f"    computed from token {computed['first']:,} on: {computed['prompt']:,} of the prompt, "
     if choice["checked"] is not None and blocks:
         yield f"    {_checks(**choice['checked'])}"
+    yield (
+        f"    computed from token {computed['first']:,} on: {computed['prompt']:,} of the prompt, "
         f"{computed['reply']:,} of the reply"
     )
     yield f"    its first {head['tokens']:,} tokens are held by the chain that ends with {head['hash']}"
 
 
-def _lost(blocks: list[Any]) -> str:
-    return f"; {len(blocks):,} of them are known, others were evicted or never written"
 def _checks(equal: int, differed: int) -> str:
     if differed:
         return f"{differed:,} of these blocks had other bits when they were computed again, and were dropped"
     return f"{equal:,} of these blocks were computed again since the server started, with the same bits"
 
 
+def _lost(blocks: list[Any]) -> str:
+    return f"; {len(blocks):,} of them are known, others were evicted or never written"

@@ -228,7 +228,7 @@ class RemoteCore(Core):
         answer.num_reused = reused
         sequence.warm_tokens = min(sequence.warm_tokens, reused)
         sequence.hot_tokens = reused - sequence.warm_tokens
-        sequence.read = None  # which blocks that were is known by their number alone
+        sequence.read = None  # they may be others than those that were restored: see `reporting.chain_of`
         self._memory.reused(request, reused)
         request.is_reuse_known = True
 

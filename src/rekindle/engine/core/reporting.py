@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from rekindle.cache.blocks.hashing import BlockHash
+from rekindle.cache.blocks.hashing import BlockHash, tail_hash
 from rekindle.engine.request import Request
 from rekindle.engine.sequence import Ended, Sequence
 from rekindle.engine.types import Chain, Link, Outcome, Progress, Report, Source, Timings
@@ -114,15 +114,24 @@ def report_of(request: Request, *, now: float, min_reuse_tokens: int) -> Report:
 
 
 def chain_of(sequence: Sequence, ended: Ended) -> Chain:
-    """Return which blocks an ended sequence read and ended in. All hashes are known by then, none is computed."""
+    """Return which blocks an ended sequence read and ended in. All hashes are known by then, none is computed but that
+    of a tail of a front."""
     num_read, last, head = sequence.reused_tokens, sequence.read, ended.head
-    if last is None and num_read:  # of a front, which knows only how many: the block of its own chain
-        index = _index(sequence, num_read)
-        kept = head.hash if head.num_tokens >= num_read else None
-        last = ended.hashes[index] if index < len(ended.hashes) else kept
+    if last is None and num_read:  # of a front, which knows only how many
+        last = _of_own_chain(sequence, ended, num_read)
     read = None if last is None else _link(sequence, ended, last, num_read)
     none = Link(sequence.root, sequence.root, 0)
     return Chain(sequence.root, read, _link(sequence, ended, head.hash, head.num_tokens) or none)
+
+
+def _of_own_chain(sequence: Sequence, ended: Ended, num_tokens: int) -> BlockHash | None:
+    """Return the hash of the block that has the last of these tokens: a full one, or the tail that ends with it; None
+    if those before it are not known."""
+    index, num_full = _index(sequence, num_tokens), len(ended.hashes)
+    if index != num_full:
+        return ended.hashes[index] if index < num_full else None
+    before = ended.hashes[-1] if ended.hashes else sequence.root
+    return tail_hash(before, sequence.ids[index * sequence.block_tokens : num_tokens])
 
 
 def _link(sequence: Sequence, ended: Ended, last: BlockHash, num_tokens: int) -> Link | None:

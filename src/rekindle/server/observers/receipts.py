@@ -40,7 +40,8 @@ class Receipt:
 
 
 def identity_of(engine: Engine, model: str) -> dict[str, Any]:
-    """Return what replies are computed by: the model's name and fingerprint, the form of its KV, its templates.
+    """Return what replies are computed by: the model's name and fingerprint, the form of its KV, its templates; which
+    other server, if one computes. Blocks of one that keeps its KV to itself hold token ids alone.
 
     The template is no part of the fingerprint: tokens are found by what they are, whatever made them.
     """
@@ -48,7 +49,9 @@ def identity_of(engine: Engine, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "fingerprint": spec.fingerprint.hex(),
-        "kv": spec.layout.formats(),
+        "backend": engine.settings.backend.kind if engine.settings.backend.address is not None else None,
+        "holds": "kv" if engine.has_kv else "ids",
+        "kv": spec.layout.formats() if engine.has_kv else {},
         "block_tokens": spec.layout.block_tokens,
         "templates": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(sources.items())},
     }

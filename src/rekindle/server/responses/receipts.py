@@ -50,7 +50,10 @@ class ReceiptAnswer(BaseModel):
     object: str = "receipt"
     created: float = Field(description="Unix seconds of the end of the answer")
     agent: str | None
-    identity: dict[str, Any] = Field(description="model, fingerprint, form of the KV, SHA-256 of each template")
+    identity: dict[str, Any] = Field(
+        description="model, fingerprint, backend, what blocks hold (kv, or ids alone), form of the KV, SHA-256 of each "
+        "template"
+    )
     changed: list[str] = Field(description="parts of the identity that are others now")
     choices: list[ChoiceReceipt]
 
