@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
-from pytest import LogCaptureFixture
+from pytest import LogCaptureFixture, MonkeyPatch
 from typer.testing import CliRunner
 
 from rekindle import Engine
@@ -39,11 +39,11 @@ SAID: list[Any] = [{"role": "user", "content": f"talk please. {FILLER * 24}"}]
 
 
 @contextmanager
-def served_from(directory: Path, store: str = "store", model: str = "model") -> Iterator[Served]:
+def served_from(directory: Path, store: str = "store", model: str = "model", **more: Any) -> Iterator[Served]:
     flags = {"model": directory / model, "store": directory / store, "threads": 1, "hot_bytes": "64MiB"}
     flags["check_restored"] = 1
     keys = ServerSettings(api_keys=KEYS, admin_key="key-a")
-    with Engine(settings_of(**flags, block_tokens=16)) as engine, conftest.serving(engine, keys) as running:
+    with Engine(settings_of(**flags, block_tokens=16, **more)) as engine, conftest.serving(engine, keys) as running:
         yield running
 
 
@@ -244,6 +244,43 @@ def test_a_flipped_bit_a_swapped_file_and_an_edited_template_are_named_and_preve
         warm, cold = chat(served, later(first)), chat(served, later(first), rekindle={"reuse": "off"})
         assert warm["choices"][0]["message"] == cold["choices"][0]["message"]
         assert receipt(served, warm["id"])["choices"][0]["read"]["tokens"] < 16
+
+
+def test_an_encrypted_store_is_verified_with_its_key(directory: Path, monkeypatch: MonkeyPatch) -> None:
+    store, key_file = directory / "sealed", directory / "store.key"
+    key_file.write_text(f"{'ab' * 32}\n")
+    with served_from(directory, "sealed", store_key_file=key_file) as served:
+        first = chat(served, SAID)
+        shown = receipt(served, chat(served, later(first))["id"])
+    num_read = shown["choices"][0]["read"]["tokens"]
+    whole = 0, f"{shown['id']}: verified, {num_read} tokens that were read\n"
+    assert verified(directory, shown, "sealed", "--key-file", key_file) == whole and num_read > 64
+    for key, (code, said) in {"ab" * 32: whole, "cd" * 32: (1, "encrypted with another key")}.items():
+        monkeypatch.setenv("REKINDLE_STORE_KEY", key)
+        found = verified(directory, shown, "sealed")
+        assert found[0] == code and said in found[1]
+    monkeypatch.delenv("REKINDLE_STORE_KEY")
+    code, said = verified(directory, shown, "sealed")
+    assert code == 1 and "is encrypted: give its key" in said
+    first_two = [block["hash"] for block in shown["choices"][0]["blocks"][:2]]
+    records = only(store, "blocks-0-000.safetensors")
+    before = bytearray(records.read_bytes())
+    length = int.from_bytes(before[:8], "little")
+    size = json.loads(before[8 : 8 + length])["blocks"]["shape"][1]
+    start = 8 + length
+    damage = {"flipped": bytearray(before), "swapped": bytearray(before)}
+    damage["flipped"][start + size + 2048] ^= 4
+    damage["swapped"][start + size : start + 2 * size] = before[start : start + size]
+    for changed in damage.values():
+        records.write_bytes(changed)
+        code, said = verified(directory, shown, "sealed", "--key-file", key_file)
+        assert code == 1 and f"block {first_two[1]}: {records.name} slot 1 does not open" in said, said
+    records.write_bytes(before)
+    with closing(sqlite3.connect(only(store, "index.db"))) as index, index:
+        first_ids = index.execute("SELECT ids FROM block WHERE name = ?", (bytes.fromhex(first_two[0]),)).fetchone()
+        index.execute("UPDATE block SET ids = ? WHERE name = ?", (*first_ids, bytes.fromhex(first_two[1])))
+    code, said = verified(directory, shown, "sealed", "--key-file", key_file)
+    assert code == 1 and f"block {first_two[1]}: its hash is not that of its parent and token ids" in said
 
 
 def made(id: str, *, namespace: str = "left", agent: str | None = "ada") -> Receipt:
