@@ -26,7 +26,7 @@ from tests.kernels.native import can_compile, needs_kernels, runnable, sources
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
-EXTENSIONS = ("backends", "lab", "models", "sessions", "vllm")
+EXTENSIONS = ("backends", "cuda", "lab", "models", "sessions", "vllm")
 MOST_BYTES = 1_300_000  # without the kernels' libraries; the weights of the bundled model are a wheel of their own
 ANSWER = """
 import pathlib, sys, rekindle, rekindle_pocket
@@ -68,6 +68,10 @@ TRACE = "".join(
 CONNECTOR = """
 import rekindle_vllm.planner, rekindle_vllm.codec, sys
 assert rekindle_vllm.__file__.startswith(sys.prefix) and "rekindle.engine" not in sys.modules
+"""
+CARDS = """
+from rekindle.extensions import extensions, load
+print(load(extensions("rekindle.cards")[0]).__module__)
 """
 WITHOUT_MODEL = """
 from rekindle import pocket
@@ -269,6 +273,8 @@ def test_a_wheel_on_the_core_adds_what_the_core_and_other_wheels_have_not(
         assert done.returncode == code and shown in done.stdout + done.stderr, name
     install(python, "--no-deps", extensions["vllm"])
     run(python, "-c", CONNECTOR, cwd=tmp_path)
+    install(python, "--no-deps", extensions["cuda"])
+    assert run(python, "-c", CARDS, cwd=tmp_path) == "rekindle_cuda.compute\n"
 
 
 def test_a_wheel_that_does_not_fit_is_named_and_left_out(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@
                          of an engine for which another server computes
     rekindle.models      function of `Settings` and of what takes the banner: serves several models until a signal, and
                          returns its number
+    rekindle.cards       function of a `torch.device`: returns what computes on this card by kernels of its own, a
+                         `compute.devices.PackingCompute`, or the reason why it cannot
     rekindle.forget      function of a file of sessions, a namespace and an agent: deletes what is kept of it there
 
 A distribution of another version fails when its entry point is loaded, with a ConfigError that names it.
@@ -18,7 +20,9 @@ from typing import Any, Literal
 
 from rekindle.errors import ConfigError
 
-Group = Literal["rekindle.commands", "rekindle.server", "rekindle.front", "rekindle.forget", "rekindle.models"]
+Group = Literal[
+    "rekindle.cards", "rekindle.commands", "rekindle.forget", "rekindle.front", "rekindle.models", "rekindle.server"
+]
 
 
 def extensions(group: Group) -> list[EntryPoint]:

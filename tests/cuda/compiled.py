@@ -25,11 +25,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from rekindle.compute.cuda import attention, packing, prompts, rows
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.model.layer_parts import ACTIVATIONS, ROUNDINGS, NormParts
+from rekindle_cuda import attention, packing, prompts, rows
 from tests.kv.steps import Layer
 
 BF16 = torch.bfloat16

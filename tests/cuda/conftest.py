@@ -16,6 +16,6 @@ collect_ignore = ["test_card.py", "test_real_card.py"] if IS_INTERPRETED else ["
 @pytest.fixture(autouse=IS_INTERPRETED)
 def many_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after the other, and takes as long for one of many rows."""
-    monkeypatch.setattr("rekindle.compute.cuda.attention.STORED_ROWS", 32)
-    monkeypatch.setattr("rekindle.compute.cuda.packing.ROWS", 128)
-    monkeypatch.setattr("rekindle.compute.cuda.packing.BLOCKS", 256)
+    monkeypatch.setattr("rekindle_cuda.attention.STORED_ROWS", 32)
+    monkeypatch.setattr("rekindle_cuda.packing.ROWS", 128)
+    monkeypatch.setattr("rekindle_cuda.packing.BLOCKS", 256)

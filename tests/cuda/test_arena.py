@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.compute.cuda.arena import CardArena, CudaStreams, Point, Streams
 from rekindle.kv.copies import BlockPart
+from rekindle_cuda.arena import CardArena, CudaStreams, Point, Streams
 from tests.cuda.test_attention import DEVICE
 from tests.kv.test_arena import MIXED
 

@@ -16,14 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.compute.cuda.attention import TritonAttention
-from rekindle.compute.cuda.compute import TritonCompute, first_difference, triton_compute
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.spec import Format
+from rekindle_cuda.attention import TritonAttention
+from rekindle_cuda.compute import TritonCompute, first_difference, triton_compute
 from tests.kv.steps import Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
 from tests.model.helpers import Bench, in_memory, random_ids
 from tests.tiny_models import tiny_model
@@ -120,7 +120,7 @@ def test_any_step_agrees_with_the_definitions(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("layer", [LAYERS["q4h"], LAYERS["q8h and q4h, another window beside"]], ids=["q4h", "q8h"])
 def test_prompts_of_many_rows_are_attended_to_at_once(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rekindle.compute.cuda.attention.MOST_ROWS", 8)
+    monkeypatch.setattr("rekindle_cuda.attention.MOST_ROWS", 8)
     rows = Rows.random(layer, 100)
     blocks, others = scattered_blocks(100, 4, seed=1), [4, 5, 6, 7]
     ours = stored(layer, rows, 8, [(blocks, 70), (others, 50)])
@@ -167,7 +167,7 @@ def test_a_card_whose_driver_fails_without_a_word_is_refused(
         raise RuntimeError
 
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 6))
-    monkeypatch.setattr("rekindle.compute.cuda.compute.first_difference", fails)
+    monkeypatch.setattr("rekindle_cuda.compute.first_difference", fails)
     assert triton_compute(DEVICE) == "the kernels do not run there (RuntimeError: RuntimeError)"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
     assert triton_compute(DEVICE) == "it has compute capability 7.5, and the kernels need 8.0"

@@ -11,9 +11,6 @@ import torch
 
 from rekindle.compute.cpu.kernels.linear import LinearKernel
 from rekindle.compute.cpu.packed import packed_weights
-from rekindle.compute.cuda.attention import TritonAttention
-from rekindle.compute.cuda.graphs import CudaGraphs
-from rekindle.compute.cuda.packing import RoundFormat, multiply, pack
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
 from rekindle.kv.arena import KVArena
@@ -22,6 +19,9 @@ from rekindle.kv.step_layout import SequenceSpan
 from rekindle.model.drawing import Drawing
 from rekindle.model.observation import observed
 from rekindle.model.trial import row_errors
+from rekindle_cuda.attention import TritonAttention
+from rekindle_cuda.graphs import CudaGraphs
+from rekindle_cuda.packing import RoundFormat, multiply, pack
 from tests.cuda.test_attention import DEVICE, LAYERS
 from tests.cuda.test_decoder import KINDS, fused_of, model_of, on_card, packed_model, paths
 from tests.cuda.test_products import FORMATS, kernel, on_device

@@ -12,15 +12,15 @@ from torch import nn
 
 from rekindle.compute.cpu.packed import replace as replace_linears
 from rekindle.compute.cpu.packed_modules import PackedLinear
-from rekindle.compute.cuda.compute import TritonCompute
-from rekindle.compute.cuda.decoder import CardKernels
-from rekindle.compute.cuda.linears import Products
-from rekindle.compute.cuda.packer import CardPacker
-from rekindle.compute.cuda.packing import RoundFormat, pack
 from rekindle.kv.reference import relative_error
 from rekindle.model.fused_layers import FusedLayer, fuse_modules
 from rekindle.model.kept_tensors import placeholder
 from rekindle.model.loaded import LoadedModel
+from rekindle_cuda.compute import TritonCompute
+from rekindle_cuda.decoder import CardKernels
+from rekindle_cuda.linears import Products
+from rekindle_cuda.packer import CardPacker
+from rekindle_cuda.packing import RoundFormat, pack
 from tests.cuda.conftest import IS_INTERPRETED
 from tests.cuda.test_attention import DEVICE
 from tests.model.helpers import Bench, in_memory, random_ids, randomise_norms

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rekindle.compute.cuda.graphs import can_be_recorded
 from rekindle.model.adapter import AttentionCall, run_model
 from rekindle.model.loaded import LoadedModel
+from rekindle_cuda.graphs import can_be_recorded
 from tests.engine.test_families import ALL, OF_EACH_KIND, family_of
 from tests.model.helpers import in_memory
 from tests.tiny_models import tiny_model

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from rekindle.compute.cuda.attention import TritonAttention
-from rekindle.compute.cuda.compute import TritonCompute
-from rekindle.compute.cuda.graphs import CudaGraphs, GraphRunner, Outputs, Recorder
-from rekindle.compute.cuda.tables import Sheet
-from rekindle.compute.cuda.work import Use, launches
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.model.loaded import LoadedModel
+from rekindle_cuda.attention import TritonAttention
+from rekindle_cuda.compute import TritonCompute
+from rekindle_cuda.graphs import CudaGraphs, GraphRunner, Outputs, Recorder
+from rekindle_cuda.tables import Sheet
+from rekindle_cuda.work import Use, launches
 from tests.cuda.test_attention import DEVICE, FP32, LAYERS
 from tests.model.helpers import Bench, in_memory, random_ids
 from tests.tiny_models import tiny_model
@@ -187,7 +187,7 @@ def test_work_of_many_items_is_split_between_launches(monkeypatch: pytest.Monkey
     layout = StepLayout([SequenceSpan(range(40), 600, 9, 600), SequenceSpan(range(40, 80), 900, 1, 900)], 32, 12)
     use = Use(None, 32, None)
     ((_, whole, pieces),) = launches(layout, use)
-    monkeypatch.setattr("rekindle.compute.cuda.work.MOST_ITEMS", 25)
+    monkeypatch.setattr("rekindle_cuda.work.MOST_ITEMS", 25)
     parts = launches(layout, use)
     assert [len(each.items) for each in parts] == [30, 20, 30, 25] and len(whole) == 105
     assert np.array_equal(np.concatenate([each.items for each in parts]), whole)
@@ -201,7 +201,7 @@ def test_work_of_many_items_is_split_between_launches(monkeypatch: pytest.Monkey
 
 def test_a_thread_that_computes_launches_on_the_card_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, used = loaded_model("llama"), list[torch.device]()
-    monkeypatch.setattr("rekindle.compute.cuda.runner.use", used.append)
+    monkeypatch.setattr("rekindle_cuda.runner.use", used.append)
     bench = Bench(loaded)
     bench.runner = loaded.compute.runner(loaded, bench.arena)
     bench.forward(("a", random_ids(2)))

@@ -14,10 +14,10 @@ import torch
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
 from rekindle.compute.cpu.packer import Packer
-from rekindle.compute.cuda.graphs import CudaGraphs
 from rekindle.compute.devices import Chosen
 from rekindle.compute.load import load_model
 from rekindle.config import ModelSettings
+from rekindle_cuda.graphs import CudaGraphs
 from tests.cuda.test_packed import CARD
 from tests.tiny_models import tiny_model_dir
 
@@ -62,7 +62,7 @@ def test_a_recording_that_cannot_be_ended_is_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: next(pools))
     monkeypatch.setattr("torch.cuda.current_stream", lambda: now[0])
     monkeypatch.setattr("torch.cuda.set_stream", lambda stream: now.__setitem__(0, stream))
-    monkeypatch.setattr("rekindle.compute.cuda.graphs.end_recording", ended.append)
+    monkeypatch.setattr("rekindle_cuda.graphs.end_recording", ended.append)
     recorder = CudaGraphs()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="previous error"):

@@ -15,12 +15,12 @@ from torch import nn
 from rekindle.compute.cpu.packed import PackedLinear, observed_linears, packed_weights
 from rekindle.compute.cpu.packer import KernelPacker, Packer
 from rekindle.compute.cpu.weights import Linears, Weights, WeightsChoice
-from rekindle.compute.cuda.packer import CardPacker
-from rekindle.compute.cuda.packing import CardWeights
 from rekindle.errors import ConfigError
 from rekindle.model.adapter import ATTENTION_NAME, register_attention
 from rekindle.model.geometry import probe
 from rekindle.model.trial import row_errors
+from rekindle_cuda.packer import CardPacker
+from rekindle_cuda.packing import CardWeights
 from tests.cuda.test_attention import DEVICE
 from tests.cuda.test_products import kernel, of_card, of_processor
 from tests.kernels.native import needs_kernels

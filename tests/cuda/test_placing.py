@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rekindle.compute.cuda.attention import Scoring, TritonAttention
-from rekindle.compute.cuda.rows import turned
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.model.layer_parts import ROUNDINGS
+from rekindle_cuda.attention import Scoring, TritonAttention
+from rekindle_cuda.rows import turned
 from tests.cuda.test_attention import DEVICE
 from tests.cuda.test_rows import DTYPES, norms, rows, same
 from tests.kv.steps import Layer, block_bytes

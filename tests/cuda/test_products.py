@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH, LinearKernel, PackedWeights
-from rekindle.compute.cuda import packing
-from rekindle.compute.cuda.packing import CardWeights, RoundFormat, multiply, pack
+from rekindle_cuda import packing
+from rekindle_cuda.packing import CardWeights, RoundFormat, multiply, pack
 from tests.cuda.test_attention import DEVICE
 from tests.kernels.native import built, needs_kernels, runnable
 from tests.kernels.test_int4 import uneven

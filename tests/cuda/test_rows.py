@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised
 from rekindle.model.layer_parts import ACTIVATIONS, ROUNDINGS, NormParts
+from rekindle_cuda.rows import Norm, added, added_and_normalised, gated, normalised
 from tests.cuda.conftest import IS_INTERPRETED
 from tests.cuda.test_attention import DEVICE
 

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 import torch
 
+import rekindle_cuda
 from rekindle.compute import devices
 from rekindle.compute.cpu import memory
 from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels.library import KernelChoice
-from rekindle.compute.cuda.compute import TritonCompute
 from rekindle.compute.devices import Chosen, choose_device
 from rekindle.compute.load import load_model, read_config
 from rekindle.compute.room import rounded_bytes, with_room
 from rekindle.config import ModelSettings
 from rekindle.errors import ModelRefused
+from rekindle.extensions import extensions, load
 from rekindle.model.checkpoint import expected_bytes, expert_share, weight_files
 from rekindle.model.device import Memory
+from rekindle.model.proof import code_digest
+from rekindle_cuda.compute import TritonCompute, triton_compute
 from tests.kernels.native import needs_kernels
 from tests.memory_limit import limit_memory
 
@@ -99,6 +102,19 @@ def test_a_thread_that_loads_launches_on_the_card_that_is_named(
     monkeypatch.setattr("torch.cuda.set_device", used.append)
     found = devices.named_device(ModelSettings(device=name))
     assert (found.device, found.compute, used) == (name, RUNS, [card])
+
+
+def test_kernels_for_a_card_come_from_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is part of what a proof depends on, as the core's is."""
+    (found,) = extensions("rekindle.cards")
+    assert load(found) is triton_compute
+    code = code_digest(Path(rekindle_cuda.__file__).parent)
+    assert TritonCompute("triton 3", "a card").digest == f"triton 3, a card, code {code}"
+    assert code != code_digest(*Path(rekindle_cuda.__file__).parent.glob("[!a]*.py"))
+    devices.kernels_on.cache_clear()
+    monkeypatch.setattr("rekindle.extensions.entry_points", lambda group: ())
+    assert str(devices.kernels_on(torch.device("cuda"))).startswith("the package rekindle-cuda is missing: pip install")
+    devices.kernels_on.cache_clear()
 
 
 def test_what_keeps_a_card_from_computing_is_said_in_one_line() -> None:

@@ -9,10 +9,17 @@ CHOICE = "tests/model/test_devices.py"
 DEVICES = (
     one(
         "kernels are launched on the first card, whichever is named",
-        "compute/cuda/runner.py",
+        "rekindle_cuda/runner.py",
         "        use(self._device)\n",
         "",
         "tests/cuda/test_graphs.py::test_a_thread_that_computes_launches_on_the_card_of_its_model",
+    ),
+    one(
+        "a proof on a card that outlives the code of its kernels",
+        "rekindle_cuda/compute.py",
+        ", code {code_digest(Path(__file__).parent)}",
+        "",
+        f"{CHOICE}::test_kernels_for_a_card_come_from_another_package",
     ),
     one(
         "hot KV takes what weights have of a card",

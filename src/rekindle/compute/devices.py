@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,9 @@ from rekindle.compute.cpu.compute import KernelCompute
 from rekindle.compute.cpu.kernels import library
 from rekindle.compute.cpu.packer import Packer
 from rekindle.compute.cpu.weights import Weights
-from rekindle.compute.cuda.compute import triton_compute
-from rekindle.compute.cuda.runner import use
 from rekindle.config import ModelSettings
 from rekindle.errors import ConfigError, first_line
+from rekindle.extensions import extensions, load
 from rekindle.model.device import Memory
 from rekindle.model.loaded import Compute
 
@@ -140,7 +140,20 @@ def is_card_seen(driver: Path = DRIVER, path: str | None = None) -> bool:
 @cache
 def kernels_on(device: torch.device) -> PackingCompute | str:
     """What computes on a card by kernels of ours; a reason where there is nothing."""
-    return triton_compute(device)
+    found = extensions("rekindle.cards")
+    if not found:
+        return "the package rekindle-cuda is missing: pip install 'rekindle[serve]'"
+    compute: Callable[[torch.device], PackingCompute | str] = load(found[0])
+    return compute(device)
+
+
+def use(device: torch.device) -> None:
+    """Let the calling thread launch on this device: Triton launches on the thread's card, whatever it is given.
+
+    A card without a number is the first one, and then what torch takes it for, too.
+    """
+    if device.type == CARD:
+        torch.cuda.set_device(device.index or 0)
 
 
 def choose_kernels(settings: ModelSettings, device: str) -> library.KernelChoice:

@@ -81,7 +81,7 @@ class Compute(Protocol):
 
     @property
     def digest(self) -> str | None:
-        """A digest of code that is not in this package's Python; None if there is none."""
+        """What the bits depend on of code that is not the core's Python; None if there is none."""
 
     @property
     def computes_ahead(self) -> bool:

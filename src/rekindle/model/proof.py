@@ -25,6 +25,7 @@ from rekindle.model.fingerprint import write_json
 from rekindle.model.loaded import Compute, Promise
 
 QUANTISERS = ("bitsandbytes", "compressed-tensors", "torchao")  # compute quantised layers, or widen them
+CORE = Path(__file__).parents[1]
 PROVING_CODE = ("compute", "kv", "layer_forms.py", "model", "spec.py")
 
 
@@ -82,7 +83,7 @@ def circumstances(device: str, compute: Compute) -> dict[str, Any]:
     """What any proof depends on in addition to the model: code, versions, processor, kernels."""
     on_gpu = torch.device(device).type == "cuda"
     return {
-        "code": _code_digest(),
+        "code": code_digest(*(CORE / name for name in PROVING_CODE)),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "quantisers": {name: _version(name) for name in QUANTISERS},
@@ -108,11 +109,10 @@ def _version(package: str) -> str | None:
 
 
 @cache
-def _code_digest() -> str:
-    """A digest of the code that a proof covers; under a millisecond."""
-    root = Path(__file__).parents[1]
+def code_digest(*places: Path) -> str:
+    """A digest of Python code, files or folders of them; under a millisecond."""
     hasher = hashlib.blake2b(digest_size=16)
-    for name in PROVING_CODE:
-        for path in sorted((root / name).rglob("*.py")) or [root / name]:
+    for place in places:
+        for path in sorted(place.rglob("*.py")) or [place]:
             hasher.update(path.read_bytes())
     return hasher.hexdigest()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rekindle.compute.cuda import work
-from rekindle.compute.cuda.formats import butterflies, halves, place_of
+from rekindle_cuda import work
+from rekindle_cuda.formats import butterflies, halves, place_of
 
 _FIELDS: tl.constexpr = tl.constexpr(work.FIELDS)
 _MASKED: tl.constexpr = tl.constexpr(-1.0e30)

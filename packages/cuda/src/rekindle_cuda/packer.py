@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from rekindle.compute.cpu.packer import Layout, Packed
-from rekindle.compute.cuda import packing
 from rekindle.layer_forms import WeightFormat
+from rekindle_cuda import packing
 
 
 @dataclass(frozen=True, slots=True)

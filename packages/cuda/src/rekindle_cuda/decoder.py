@@ -18,14 +18,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rekindle.compute.cuda.attention import Scoring, TritonAttention
-from rekindle.compute.cuda.linears import Products, is_linear, is_rounded, product
-from rekindle.compute.cuda.rows import Norm, added, added_and_normalised, gated, normalised, turned
 from rekindle.layer_forms import Activation
 from rekindle.model.compare import random_rows, same_but_for_sums, same_in_8_bits
 from rekindle.model.fused_layers import LayerCall, ModuleKernel
 from rekindle.model.layer_parts import LayerParts, MlpParts, NormParts
 from rekindle.spec import LayerSpec
+from rekindle_cuda.attention import Scoring, TritonAttention
+from rekindle_cuda.linears import Products, is_linear, is_rounded, product
+from rekindle_cuda.rows import Norm, added, added_and_normalised, gated, normalised, turned
 
 # What is rotated of a head: its halves against each other, the halves of as many first dimensions as positions have
 # numbers, or the neighbours in these.

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rekindle.compute.cuda.places import Places
-from rekindle.compute.cuda.work import FIELDS, PIECE_FIELDS, Use, Work, launches
 from rekindle.kv.step_layout import StepLayout
+from rekindle_cuda.places import Places
+from rekindle_cuda.work import FIELDS, PIECE_FIELDS, Use, Work, launches
 
 Name = tuple[Any, ...]
 Tables = dict[Name, np.ndarray]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rekindle.compute.devices import use
 from rekindle.model.batch import SequenceStep
 from rekindle.model.runner import LaunchedStep, ModelRunner
 
@@ -17,12 +18,3 @@ class CardRunner(ModelRunner):
         """As `ModelRunner.launch`."""
         use(self._device)
         return super().launch(steps, ids)
-
-
-def use(device: torch.device) -> None:
-    """Let the calling thread launch on this device: Triton launches on the thread's card, whatever it is given.
-
-    A card without a number is the first one, and then what torch takes it for, too.
-    """
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rekindle.compute.cuda import places
+from rekindle_cuda import places
 
 _NATIVE: tl.constexpr = tl.constexpr(places.NATIVE)
 _Q4H: tl.constexpr = tl.constexpr(places.Q4H)

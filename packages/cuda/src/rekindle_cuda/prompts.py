@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from rekindle.compute.cuda.formats import widen_kernel
-from rekindle.compute.cuda.places import DTYPES, MOST_TILE, NATIVE, Form, Values, order_of
 from rekindle.kv import q4h
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle_cuda.formats import widen_kernel
+from rekindle_cuda.places import DTYPES, MOST_TILE, NATIVE, Form, Values, order_of
 
 MOST_ROWS = 256  # of a sequence in a step that are cheaper to compute over its codes
 

@@ -16,18 +16,18 @@ import torch
 import triton
 from torch import Tensor
 
-from rekindle.compute.cuda.attend import attend_kernel, join_kernel
-from rekindle.compute.cuda.formats import rotate_kernel, store_kernel
-from rekindle.compute.cuda.places import DTYPES, MOST_TILE, NATIVE, Q4H, Form, Places, Rows, Stored, Values
-from rekindle.compute.cuda.placing import Turned, place_kernel
-from rekindle.compute.cuda.prompts import MOST_ROWS, attend_prompt
-from rekindle.compute.cuda.tables import Items, Sheet, Tables, step_tables
-from rekindle.compute.cuda.work import LEAST_FOLDED, Partial, Shape, Use
 from rekindle.kv import q4h
 from rekindle.kv.arena import KVArena, LayerView
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import StepLayout
+from rekindle_cuda.attend import attend_kernel, join_kernel
+from rekindle_cuda.formats import rotate_kernel, store_kernel
+from rekindle_cuda.places import DTYPES, MOST_TILE, NATIVE, Q4H, Form, Places, Rows, Stored, Values
+from rekindle_cuda.placing import Turned, place_kernel
+from rekindle_cuda.prompts import MOST_ROWS, attend_prompt
+from rekindle_cuda.tables import Items, Sheet, Tables, step_tables
+from rekindle_cuda.work import LEAST_FOLDED, Partial, Shape, Use
 
 EXACT: dict[str, Any] = {} if triton.knobs.runtime.interpret else {"enable_fp_fusion": False}  # see `formats`
 STORED_ROWS = 4  # of a program

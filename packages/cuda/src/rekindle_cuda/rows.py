@@ -9,8 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
-from rekindle.compute.cuda.attention import EXACT
-from rekindle.compute.cuda.elementwise import (
+from rekindle.layer_forms import Activation
+from rekindle.model.layer_parts import NormParts
+from rekindle_cuda.attention import EXACT
+from rekindle_cuda.elementwise import (
     ACTIVATIONS,
     ROUNDINGS,
     Lines,
@@ -19,10 +21,8 @@ from rekindle.compute.cuda.elementwise import (
     add_norm_kernel,
     gate_kernel,
 )
-from rekindle.compute.cuda.places import DTYPES
-from rekindle.compute.cuda.placing import Turn, Turned
-from rekindle.layer_forms import Activation
-from rekindle.model.layer_parts import NormParts
+from rekindle_cuda.places import DTYPES
+from rekindle_cuda.placing import Turn, Turned
 
 TILE = 1024  # values of a row that a program gates
 LEAST_VALUES = 1024  # of a program that norms: short rows are taken several at a time

@@ -18,12 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rekindle.compute.cuda.attention import TritonAttention
-from rekindle.compute.cuda.places import DTYPES
-from rekindle.compute.cuda.prompts import MOST_ROWS
-from rekindle.compute.cuda.runner import CardRunner
-from rekindle.compute.cuda.tables import Name, Sheet, Tables
-from rekindle.compute.cuda.work import FIELDS, PIECE_FIELDS
 from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.plan import AttentionPlan
@@ -32,6 +26,12 @@ from rekindle.model.adapter import run_model
 from rekindle.model.batch import ForwardBatch
 from rekindle.model.loaded import LoadedModel
 from rekindle.model.runner import PagedStep
+from rekindle_cuda.attention import TritonAttention
+from rekindle_cuda.places import DTYPES
+from rekindle_cuda.prompts import MOST_ROWS
+from rekindle_cuda.runner import CardRunner
+from rekindle_cuda.tables import Name, Sheet, Tables
+from rekindle_cuda.work import FIELDS, PIECE_FIELDS
 
 log = logging.getLogger(__name__)
 LEAST_BUCKET = 4  # rows; torch multiplies fewer by other kernels

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rekindle.compute.cpu.packed_modules import PackedLinear
-from rekindle.compute.cuda.packing import CardWeights, Rounded, multiply, multiply_rounded, rounded
 from rekindle.model.layer_parts import holds
+from rekindle_cuda.packing import CardWeights, Rounded, multiply, multiply_rounded, rounded
 
 
 def is_linear(module: Any, dtype: torch.dtype) -> bool:

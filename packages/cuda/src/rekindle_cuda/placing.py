@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rekindle.compute.cuda.elementwise import Weights, weighted
-from rekindle.compute.cuda.formats import store_query, store_rows
+from rekindle_cuda.elementwise import Weights, weighted
+from rekindle_cuda.formats import store_query, store_rows
 
 
 class Turn(NamedTuple):

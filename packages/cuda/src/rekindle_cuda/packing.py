@@ -23,10 +23,10 @@ import triton
 from torch import Tensor
 
 from rekindle.compute.cpu.kernels.linear import MOST_INT8_DEPTH
-from rekindle.compute.cuda.attention import EXACT
-from rekindle.compute.cuda.places import DTYPES
-from rekindle.compute.cuda.products import multiply_kernel
-from rekindle.compute.cuda.rounding import group_kernel, round_kernel
+from rekindle_cuda.attention import EXACT
+from rekindle_cuda.places import DTYPES
+from rekindle_cuda.products import multiply_kernel
+from rekindle_cuda.rounding import group_kernel, round_kernel
 
 RoundFormat = Literal["int8", "int4"]
 MOST_ROTATED = 256

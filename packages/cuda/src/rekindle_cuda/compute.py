@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.compute.cpu.compute import TorchCompute
 from rekindle.compute.cpu.packer import Packer
-from rekindle.compute.cuda.runner import CardRunner, use
+from rekindle.compute.devices import use
 from rekindle.errors import first_line
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
@@ -18,8 +19,10 @@ from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.model.fused_layers import fuse_layers
 from rekindle.model.loaded import LoadedModel
+from rekindle.model.proof import code_digest
 from rekindle.model.runner import ModelRunner
 from rekindle.spec import Format, KVLayout, LayerSpec
+from rekindle_cuda.runner import CardRunner
 
 LEAST_CAPABILITY = (8, 0)  # products of bf16
 HARD_VECTORS, HARD_DIM = 64, 128
@@ -39,8 +42,8 @@ class TritonCompute(TorchCompute):
 
     @property
     def digest(self) -> str:
-        """What the bits depend on, apart from this package."""
-        return f"{self.compiler}, {self.card}"
+        """What the bits depend on, this package's code included."""
+        return f"{self.compiler}, {self.card}, code {code_digest(Path(__file__).parent)}"
 
     @property
     def computes_ahead(self) -> bool:
@@ -51,7 +54,7 @@ class TritonCompute(TorchCompute):
         self, layout: KVLayout, num_blocks: int, device: torch.device | str, windows: Sequence[WindowSlots] = ()
     ) -> KVArena:
         """As `Compute.arena`."""
-        from rekindle.compute.cuda.arena import CardArena, CudaStreams
+        from rekindle_cuda.arena import CardArena, CudaStreams
 
         where = torch.device(device)
         if where.type != "cuda":  # Triton's interpreter
@@ -60,19 +63,19 @@ class TritonCompute(TorchCompute):
 
     def packer(self, device: str) -> Packer:
         """What packs weights for this device."""
-        from rekindle.compute.cuda.packer import CardPacker
+        from rekindle_cuda.packer import CardPacker
 
         return CardPacker(torch.device(device))
 
     def attention(self, arena: KVArena) -> PagedAttention:
         """As `Compute.attention`."""
-        from rekindle.compute.cuda.attention import TritonAttention
+        from rekindle_cuda.attention import TritonAttention
 
         return TritonAttention(arena)
 
     def runner(self, loaded: LoadedModel, arena: KVArena) -> ModelRunner:
         """As `Compute.runner`."""
-        from rekindle.compute.cuda.graphs import CudaGraphs, GraphRunner, can_be_recorded
+        from rekindle_cuda.graphs import CudaGraphs, GraphRunner, can_be_recorded
 
         on_card = torch.device(loaded.device).type == "cuda"  # else in Triton's interpreter
         if on_card and can_be_recorded(loaded):
@@ -81,8 +84,8 @@ class TritonCompute(TorchCompute):
 
     def fuse(self, loaded: LoadedModel) -> int:
         """As `Compute.fuse`."""
-        from rekindle.compute.cuda.decoder import CardKernels
-        from rekindle.compute.cuda.places import DTYPES
+        from rekindle_cuda.decoder import CardKernels
+        from rekindle_cuda.places import DTYPES
 
         kernels = CardKernels(loaded.dtype, torch.device(loaded.device))
         return fuse_layers(loaded, kernels) if loaded.dtype in DTYPES else 0
@@ -116,7 +119,7 @@ def first_difference(device: torch.device) -> str | None:
     Checked because stores are shared: a compiler that fuses a product and a sum, or a device that drops the smallest
     numbers, would write what no other machine writes for the same text.
     """
-    from rekindle.compute.cuda.attention import TritonAttention
+    from rekindle_cuda.attention import TritonAttention
 
     formats: tuple[Format, ...] = ("q4h", "q8h")
     layers = tuple(LayerSpec(index, 1, HARD_DIM, HARD_DIM, None, fmt, fmt) for index, fmt in enumerate(formats))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rekindle.compute.cuda.formats import butterflies
+from rekindle_cuda.formats import butterflies
 
 _GROUP: tl.constexpr = tl.constexpr(32)  # values that share a multiplier
 _HALF: tl.constexpr = tl.constexpr(64)  # of a block of values whose codes share bytes: see `packing`
