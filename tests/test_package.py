@@ -26,7 +26,7 @@ from tests.kernels.native import can_compile, needs_kernels, runnable, sources
 
 ROOT = Path(__file__).parents[1]
 SITE = Path(np.__file__).parents[1]
-EXTENSIONS = ("backends", "cuda", "lab", "models", "sessions", "vllm")
+EXTENSIONS = ("backends", "cuda", "lab", "models", "sessions", "tier", "vllm")
 MOST_BYTES = 1_300_000  # without the kernels' libraries; the weights of the bundled model are a wheel of their own
 ANSWER = """
 import pathlib, sys, rekindle, rekindle_pocket

@@ -36,8 +36,8 @@ from rekindle.errors import StoreError
 from rekindle.model.params import SamplingParams
 from rekindle.store.files.keys import derived_secret
 from rekindle.text.messages import normalise_messages
-from rekindle.tier.sealing import HEADS, Sealer
 from rekindle_pocket import conversations
+from rekindle_tier.sealing import HEADS, Sealer
 
 FRESH = 25
 HANG_S = 120.0

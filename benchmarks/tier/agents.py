@@ -32,16 +32,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tier.replicas import replica
+from benchmarks.tier.replicas import replica, tier_of
 from benchmarks.tier.talker import NAMESPACE, Done, Plan
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.tier.heads import AgentHead, HeadBranch
-from rekindle.tier.sealing import BLOCKS, block_name
+from rekindle.store.branch_text import BranchText
 from rekindle_lab.record import Measurement, Origin, deliver
 from rekindle_pocket import conversations
+from rekindle_tier.heads import AgentHead
+from rekindle_tier.sealing import BLOCKS, block_name
 
 ARM = "rekindle"
 REPLICAS = 2
@@ -172,8 +173,7 @@ def _heard(processes: Sequence[subprocess.Popen[str]], directory: Path) -> list[
 
 def _found(third: Engine, done: Sequence[Done]) -> Found:
     """Ask the third replica for every conversation, and read every head."""
-    found, tier, size = Found(), third.components.tier, third.spec.layout.block_tokens
-    assert tier is not None, "a replica has a tier"
+    found, tier, size = Found(), tier_of(third), third.spec.layout.block_tokens
     for agent in sorted({agent for each in done for agent in each.texts}):
         head = tier.imports.head(NAMESPACE, agent, compute_s=WAIT_S) or AgentHead(NAMESPACE, agent)
         found.branches += len(head.branches)
@@ -186,7 +186,7 @@ def _found(third: Engine, done: Sequence[Done]) -> Found:
                 found.lost.append(agent)
                 continue
             for ids in texts:
-                blocks = HeadBranch(last.root, ids, 0, 0.0).blocks(size)
+                blocks = BranchText(last.root, ids, 0, 0.0).blocks(size)
                 found.blocks.update(block_name(block.hash, 0) for block in blocks)
             messages = [*each.messages[agent], {"role": "user", "content": NEXT}]
             report = third.stream(agent, messages, temperature=0.0, max_tokens=1).result().report
@@ -195,7 +195,7 @@ def _found(third: Engine, done: Sequence[Done]) -> Found:
     return found
 
 
-def _begins(ids: np.ndarray, branch: HeadBranch) -> bool:
+def _begins(ids: np.ndarray, branch: BranchText) -> bool:
     return len(ids) <= len(branch.ids) and bool(np.array_equal(ids, branch.ids[: len(ids)]))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rekindle.config import Settings
 from rekindle.engine.api import Engine
 from rekindle.errors import RekindleError
+from rekindle_tier.tier import ObjectTier
 
 SECRET = "the secret of a benchmark"
 EXPORT_S = 600.0
@@ -24,10 +25,16 @@ def replica(flags: Mapping[str, Any], directory: Path, slot: int, tier: Path | s
         yield engine
 
 
+def tier_of(engine: Engine) -> ObjectTier:
+    """Return the tier of a replica that has one."""
+    tier = engine.components.tier
+    assert isinstance(tier, ObjectTier), "the replica has no tier"
+    return tier
+
+
 def export(engine: Engine) -> None:
     """Wait until all that has ended is in the tier; RekindleError if that takes too long."""
-    tier = engine.components.tier
-    if not engine.flush(EXPORT_S) or tier is None or not tier.exports.flush(EXPORT_S):
+    if not engine.flush(EXPORT_S) or not tier_of(engine).exports.flush(EXPORT_S):
         raise RekindleError(f"a replica could not export within {EXPORT_S:g} s")
 
 

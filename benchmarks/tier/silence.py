@@ -33,7 +33,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tier.replicas import export, replica, silent_copy
+from benchmarks.tier.replicas import export, replica, silent_copy, tier_of
 from benchmarks.tier.talker import NAMESPACE
 from benchmarks.tier.trickle import Trickle, trickling
 from rekindle.config import Settings
@@ -41,9 +41,9 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import Report
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.client import flags_of
-from rekindle.tier.sealing import block_name
 from rekindle_lab.bench.distinct import MIN_TOKENS, Distinct, Messages
 from rekindle_lab.record import Measurement, Origin, deliver
+from rekindle_tier.sealing import block_name
 
 ARMS = ("no tier", "healthy", "silent, first", "silent, later", "trickling, first", "trickling, later")
 TRICKLE = 1.5  # of the time that computing a block takes
@@ -125,8 +125,7 @@ def _measure(
 
 def _names(engine: Engine, agent: str) -> list[str]:
     """Return the names of the objects that an agent's head names, in order."""
-    tier = engine.components.tier
-    head = None if tier is None else tier.imports.head(NAMESPACE, agent, compute_s=HEAD_S)
+    head = tier_of(engine).imports.head(NAMESPACE, agent, compute_s=HEAD_S)
     if head is None:
         raise RekindleError(f"{agent} is not in the tier")
     blocks = head.branches[0].blocks(engine.spec.layout.block_tokens)
@@ -135,14 +134,15 @@ def _names(engine: Engine, agent: str) -> list[str]:
 
 def _pace(engine: Engine) -> tuple[float, float]:
     """Return the latency and the bandwidth that an engine expects of its tier."""
-    tier = engine.components.tier
-    return (0.0, 0.0) if tier is None else (tier.pace.latency_s, tier.pace.bytes_per_s)
+    if engine.components.tier is None:
+        return 0.0, 0.0
+    pace = tier_of(engine).pace
+    return pace.latency_s, pace.bytes_per_s
 
 
 def _forget(engine: Engine, latency_s: float, bytes_per_s: float) -> None:
     """Have an engine expect this of its tier, as if it had not been asked since."""
-    tier = engine.components.tier
-    assert tier is not None, "only replicas with a tier learn of it"
+    tier = tier_of(engine)
     tier.breaker.succeeded()
     tier.pace.latency_s, tier.pace.bytes_per_s = latency_s, bytes_per_s
 

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekindle.tier.sealing import BLOCKS
+from rekindle_tier.sealing import BLOCKS
 
 PIECES = 8  # of a block, with a pause before each
 LIST = b'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'

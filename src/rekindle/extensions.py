@@ -8,6 +8,8 @@
                          returns its number
     rekindle.cards       function of a `torch.device`: returns what computes on this card by kernels of its own, a
                          `compute.devices.PackingCompute`, or the reason why it cannot
+    rekindle.tier        function of an `engine.intake.object_tier.Replica`: opens its object tier, and returns what
+                         saves to it and what imports from it
     rekindle.forget      function of a file of sessions, a namespace and an agent: deletes what is kept of it there
 
 A distribution of another version fails when its entry point is loaded, with a ConfigError that names it.
@@ -21,7 +23,13 @@ from typing import Any, Literal
 from rekindle.errors import ConfigError
 
 Group = Literal[
-    "rekindle.cards", "rekindle.commands", "rekindle.forget", "rekindle.front", "rekindle.models", "rekindle.server"
+    "rekindle.cards",
+    "rekindle.commands",
+    "rekindle.forget",
+    "rekindle.front",
+    "rekindle.models",
+    "rekindle.server",
+    "rekindle.tier",
 ]
 
 

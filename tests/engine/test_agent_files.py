@@ -19,7 +19,7 @@ import pytest
 from rekindle import Engine
 from rekindle.engine.types import AgentInfo, ChatResult, Imported
 from rekindle.errors import BadRequest, NotFound, StoreError
-from rekindle.tier.agent_file import AgentFileReader, FileBlock, written
+from rekindle.store.agent_file import AgentFileReader, FileBlock, written
 from tests.engine.replicas import ask, history
 from tests.proofs import proved
 from tests.server.scripted import write_scripted_model

@@ -13,14 +13,14 @@ import pytest
 
 from rekindle import Engine
 from rekindle.errors import StoreError
-from rekindle.tier import objects
-from rekindle.tier.heads import AgentHead, decode_head
-from rekindle.tier.imports import MISSES, Imports, Wanted
-from rekindle.tier.location import open_location
-from rekindle.tier.objects import Objects
-from rekindle.tier.pace import Breaker, Pace
-from rekindle.tier.records import Records
-from rekindle.tier.sealing import Sealer
+from rekindle_tier import objects
+from rekindle_tier.heads import AgentHead, decode_head
+from rekindle_tier.imports import MISSES, Imports, Wanted
+from rekindle_tier.location import open_location
+from rekindle_tier.objects import Objects
+from rekindle_tier.pace import Breaker, Pace
+from rekindle_tier.records import Records
+from rekindle_tier.sealing import Sealer
 from tests.engine.replicas import SECRET, Replicas, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rekindle.config import TierSettings
-from rekindle.tier.imports import Wanted
-from rekindle.tier.tier import ObjectTier
+from rekindle_tier.imports import Wanted
+from rekindle_tier.tier import ObjectTier
 from tests.exactness.rig import Rig
 
 

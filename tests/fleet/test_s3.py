@@ -14,9 +14,9 @@ import boto3
 import pytest
 from botocore.exceptions import BotoCoreError
 
-from rekindle.tier.location import open_location
-from rekindle.tier.objects import Objects
-from rekindle.tier.sealing import Sealer
+from rekindle_tier.location import open_location
+from rekindle_tier.objects import Objects
+from rekindle_tier.sealing import Sealer
 from tests.engine.replicas import Replicas, after_a_kill, ask, exported, figures, history, running
 from tests.server.scripted import write_scripted_model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle.tier.pace import FAILURES, FIRST_S, LONGEST_S, OLD_S, SMALL_BYTES, Breaker, Pace
+from rekindle_tier.pace import FAILURES, FIRST_S, LONGEST_S, OLD_S, SMALL_BYTES, Breaker, Pace
 
 
 class Clock:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from rekindle.cache.blocks.hashing import BlockHash
-from rekindle.tier.collection import TOMBSTONE_S, YOUNG_S, Collection, Limits
-from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, decode_head
-from rekindle.tier.location import open_location
-from rekindle.tier.objects import Listed, Objects
-from rekindle.tier.pace import Breaker, Pace
-from rekindle.tier.sealing import Sealer, Version, block_name, head_name, purged_name
-from rekindle.tier.tier import COLLECT_S, LEASE, Maintenance
+from rekindle.store.branch_text import BranchText
+from rekindle_tier.collection import TOMBSTONE_S, YOUNG_S, Collection, Limits
+from rekindle_tier.heads import AgentHead, NewerHead, decode_head
+from rekindle_tier.location import open_location
+from rekindle_tier.objects import Listed, Objects
+from rekindle_tier.pace import Breaker, Pace
+from rekindle_tier.sealing import Sealer, Version, block_name, head_name, purged_name
+from rekindle_tier.tier import COLLECT_S, LEASE, Maintenance
 
 BT = 4  # tokens of a block
 ROOT = BlockHash(b"r" * 32)
@@ -35,7 +36,7 @@ class Tier:
         self, name: str, *ids: int, last_use: float = 1.0, parts: Mapping[int, tuple[int, ...]] | None = None
     ) -> set[str]:
         """Write an agent with one branch and its objects; return their names."""
-        branch = HeadBranch(ROOT, np.asarray(ids, dtype=np.uint32), 0, last_use, (), parts or {})
+        branch = BranchText(ROOT, np.asarray(ids, dtype=np.uint32), 0, last_use, (), parts or {})
         self.objects.put(head_name(self.objects.sealer, "a", name), AgentHead("a", name, (branch,)).encode())
         names = set()
         for at, block in enumerate(branch.blocks(BT)):

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
-from rekindle.tier.heads import AgentHead, HeadBranch, NewerHead, decode_head, head_of
-from rekindle.tier.sealing import BadObject
+from rekindle.store.branch_text import BranchText
+from rekindle_tier.heads import AgentHead, NewerHead, decode_head, head_of, tails
+from rekindle_tier.sealing import BadObject
 
 ROOT = BlockHash(b"r" * 32)
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
-def branch(*ids: int, last_use: float = 1.0, root: BlockHash = ROOT) -> HeadBranch:
-    return HeadBranch(root, np.asarray(ids, dtype=np.uint32), len(ids), last_use)
+def branch(*ids: int, last_use: float = 1.0, root: BlockHash = ROOT) -> BranchText:
+    return BranchText(root, np.asarray(ids, dtype=np.uint32), len(ids), last_use)
 
 
 def texts(head: AgentHead) -> list[list[int]]:
@@ -69,25 +70,25 @@ def test_what_ended_before_a_purge_does_not_come_back() -> None:
 
 def test_blocks_are_named_as_the_store_names_them() -> None:
     ids = np.arange(10, dtype=np.uint32)
-    blocks = list(HeadBranch(ROOT, ids, 10, 1.0).blocks(4))
+    blocks = list(BranchText(ROOT, ids, 10, 1.0).blocks(4))
     names = chain_hashes(ROOT, ids, 4)
     assert [each.hash for each in blocks] == [*names, tail_hash(names[-1], ids[8:])]
     assert [each.parent for each in blocks] == [ROOT, *names]
     assert np.concatenate([each.ids for each in blocks]).tolist() == ids.tolist()
-    assert [each.hash for each in HeadBranch(ROOT, ids[:8], 8, 1.0).blocks(4)] == names
+    assert [each.hash for each in BranchText(ROOT, ids[:8], 8, 1.0).blocks(4)] == names
 
 
 def test_tails_are_the_last_blocks_of_its_earlier_turns() -> None:
     ids = np.arange(11, dtype=np.uint32)
-    ended = HeadBranch(ROOT, ids, 11, 1.0, (2, 4, 9, 11))
-    last = [[*HeadBranch(ROOT, ids[:end], end, 1.0).blocks(4)][-1].hash for end in (2, 9, 11)]
-    assert list(ended.tails(4)) == last, "a turn that filled its last block left none"
+    ended = BranchText(ROOT, ids, 11, 1.0, (2, 4, 9, 11))
+    last = [[*BranchText(ROOT, ids[:end], end, 1.0).blocks(4)][-1].hash for end in (2, 9, 11)]
+    assert list(tails(ended, 4)) == last, "a turn that filled its last block left none"
 
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=40), max_size=5))
 def test_a_head_is_read_as_it_was_written(ids: list[list[int]]) -> None:
     branches = tuple(
-        HeadBranch(ROOT, np.asarray(each, dtype=np.uint32), len(each) // 2, 1.5 + at, (1, at), {1: (0, at)})
+        BranchText(ROOT, np.asarray(each, dtype=np.uint32), len(each) // 2, 1.5 + at, (1, at), {1: (0, at)})
         for at, each in enumerate(ids)
     )
     head = AgentHead("tenant", "ädä", branches, purged_at=0.5)
@@ -102,9 +103,9 @@ def test_a_head_is_read_as_it_was_written(ids: list[list[int]]) -> None:
 
 def test_shared_beginnings_are_written_once() -> None:
     ids = np.random.default_rng(0).integers(0, 2**32, 4000, dtype=np.uint32)
-    alone = AgentHead("a", "ada", (HeadBranch(ROOT, ids, 0, 1.0),))
+    alone = AgentHead("a", "ada", (BranchText(ROOT, ids, 0, 1.0),))
     many = AgentHead(
-        "a", "ada", tuple(HeadBranch(ROOT, np.append(ids, at).astype(np.uint32), 0, 1.0) for at in range(8))
+        "a", "ada", tuple(BranchText(ROOT, np.append(ids, at).astype(np.uint32), 0, 1.0) for at in range(8))
     )
     assert len(many.encode()) < 1.2 * len(alone.encode())
 

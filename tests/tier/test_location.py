@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from obstore.store import GCSStore, LocalStore, S3Store
 
+from rekindle.config import TierSettings
+from rekindle.config.services import directory_of
 from rekindle.errors import ConfigError
-from rekindle.tier.location import directory_of, open_location
+from rekindle_tier.location import open_location
 
 
 def test_a_directory_is_made(tmp_path: Path) -> None:
@@ -27,7 +29,7 @@ def test_buckets_are_those_of_their_schemes() -> None:
 @pytest.mark.parametrize("wrong", ["", "  ", "ftp://host/path", "s3://", "http://host/bucket", "file://host/path"])
 def test_others_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match=r"s3://bucket/prefix"):
-        directory_of(wrong)
+        TierSettings(location=wrong)
 
 
 def test_what_cannot_be_used_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.tier.location import open_location
-from rekindle.tier.objects import AHEAD, MOST_BYTES, Objects, TierUnavailable
-from rekindle.tier.sealing import OVERHEAD, BadObject, Sealer, Version
+from rekindle_tier.location import open_location
+from rekindle_tier.objects import AHEAD, MOST_BYTES, Objects, TierUnavailable
+from rekindle_tier.sealing import OVERHEAD, BadObject, Sealer, Version
 
 
 def open_objects(directory: Path, *, prefix: str = "model") -> Objects:

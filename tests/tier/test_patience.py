@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.tier.pace import MOST_SHARE, SILENT_SHARE, Patience, can_ask, head_s
+from rekindle_tier.pace import MOST_SHARE, SILENT_SHARE, Patience, can_ask, head_s
 
 EPSILON = 1e-9
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.tier.sealing import OVERHEAD, BadObject, Sealer
+from rekindle_tier.sealing import OVERHEAD, BadObject, Sealer
 
 ONE, OTHER = Sealer(b"a" * 32), Sealer(b"b" * 32)
 
@@ -60,14 +60,12 @@ def test_digests_tell_fields_and_secrets_apart() -> None:
     assert ONE.digest("a", "bc") == Sealer(b"a" * 32).digest("a", "bc")
 
 
-@pytest.mark.parametrize("missing", ["cryptography", "obstore"])
-def test_a_missing_package_is_named_with_its_extra(missing: str) -> None:
+def test_a_missing_package_is_named_with_its_extra() -> None:
     code = (
-        f"import sys; sys.modules[{missing!r}] = None\n"
+        "import sys; sys.modules['cryptography'] = None\n"
         "from rekindle.errors import ConfigError\n"
-        "from rekindle.tier.location import open_location\n"
-        "from rekindle.tier.sealing import Sealer\n"
-        "try:\n    Sealer(b'a' * 32), open_location('/nowhere')\n"
+        "from rekindle_tier.sealing import Sealer\n"
+        "try:\n    Sealer(b'a' * 32)\n"
         "except ConfigError as error:\n    print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

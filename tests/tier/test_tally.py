@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rekindle.tier.imports import Tally
+from rekindle_tier.imports import Tally
 
 
 class Slow(int):

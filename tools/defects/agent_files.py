@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tools.defects.mutant import Edit, Mutant, one
 
-FORMAT, SEALED, ENGINE = "tier/agent_file.py", "tier/sealed_file.py", "engine/agent_files.py"
-OF_FORMAT, OF_SEALED = "tests/tier/test_agent_file.py", "tests/tier/test_sealed_file.py"
+FORMAT, SEALED, ENGINE = "store/agent_file.py", "store/sealed_file.py", "engine/agent_files.py"
+OF_FORMAT, OF_SEALED = "tests/store/test_agent_file.py", "tests/store/test_sealed_file.py"
 SESSION_FILE, OF_SESSIONS = "rekindle_sessions/cli/session_file.py", "tests/sessions/test_cli_sessions.py"
 OF_ENGINE, OF_ROUTES = "tests/engine/test_agent_files.py", "tests/server/test_agent_files.py"
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tools.defects.mutant import Edit, Mutant, one
 
-HEADS = "tier/heads.py"
-OBJECTS = "tier/objects.py"
-EXPORTS = "tier/exports.py"
-IMPORTS = "tier/imports.py"
-PATIENCE = "tier/pace.py"
-COLLECTION = "tier/collection.py"
-SEALING = "tier/sealing.py"
-RECORDS = "tier/records.py"
-BREAKER = "tier/pace.py"
-MAINTENANCE = "tier/tier.py"
-INTAKE = "engine/intake/tier_imports.py"
+HEADS = "rekindle_tier/heads.py"
+OBJECTS = "rekindle_tier/objects.py"
+EXPORTS = "rekindle_tier/exports.py"
+IMPORTS = "rekindle_tier/imports.py"
+PATIENCE = "rekindle_tier/pace.py"
+COLLECTION = "rekindle_tier/collection.py"
+SEALING = "rekindle_tier/sealing.py"
+RECORDS = "rekindle_tier/records.py"
+BREAKER = "rekindle_tier/pace.py"
+MAINTENANCE = "rekindle_tier/tier.py"
+INTAKE = "rekindle_tier/prompts.py"
 OF_HEADS, OF_OBJECTS, OF_SEALING = (
     "tests/tier/test_heads.py",
     "tests/tier/test_objects.py",
@@ -55,7 +55,7 @@ TIER: tuple[Mutant, ...] = (
     ),
     one(
         "a sum that is read and written without a lock",
-        "tier/imports.py",
+        "rekindle_tier/imports.py",
         "        with self._lock:\n            for name",
         "        if numbers:\n            for name",
         "tests/tier/test_tally.py::test_nothing_that_threads_add_at_once_is_lost",
@@ -206,7 +206,7 @@ TIER: tuple[Mutant, ...] = (
     ),
     one(
         "a bandwidth that is believed forever",
-        "tier/pace.py",
+        "rekindle_tier/pace.py",
         "self._clock() > self._seen + OLD_S\n        return",
         "self._clock() < self._seen\n        return",
         f"{OF_BREAKER}::test_a_bandwidth_that_nobody_measures_keeps_nobody_from_trying",
@@ -302,7 +302,7 @@ TIER: tuple[Mutant, ...] = (
     ),
     one(
         "a purge that leaves the agent's objects",
-        "tier/tier.py",
+        "rekindle_tier/tier.py",
         "return Forgotten(*self._collection.delete_unshared(head)) if head.branches else None",
         "return Forgotten(len(head.branches), 0) if head.branches else None",
         f"{ENGINE}::test_a_forgotten_agent_is_forgotten_everywhere",

@@ -69,7 +69,7 @@ def import_agent(
     as_json: JsonOption = False,
 ) -> int:
     """Make a new agent from a file, warm if the server's model is the one that computed it."""
-    from rekindle.tier.agent_file import AgentFileReader
+    from rekindle.store.agent_file import AgentFileReader
 
     open_file = partial(opened_file, file, passphrase_in(passphrase_file))
     if new is None:
@@ -109,7 +109,7 @@ def check_new_file(file: Path) -> None:
 
 def write_file(file: Path, pieces: Iterator[bytes], passphrase: bytes | None) -> int:
     """Write a file whole or not at all, readable by its owner only; return its size."""
-    from rekindle.tier.sealed_file import sealed
+    from rekindle.store.sealed_file import sealed
 
     try:
         with tempfile.NamedTemporaryFile(dir=file.absolute().parent, prefix=f".{file.name}.", delete=False) as aside:
@@ -129,7 +129,7 @@ def write_file(file: Path, pieces: Iterator[bytes], passphrase: bytes | None) ->
 @contextmanager
 def opened_file(file: Path, passphrase: bytes | None) -> Iterator[BinaryIO]:
     """Open an agent's file, and decrypt what is read; BadRequest if that needs a passphrase."""
-    from rekindle.tier.sealed_file import Plain, is_sealed
+    from rekindle.store.sealed_file import Plain, is_sealed
 
     try:
         with file.open("rb") as source:

@@ -14,6 +14,7 @@ from rekindle.errors import ConfigError
 
 BackendKind = Literal["vllm", "llama.cpp", "openai"]
 KINDS: tuple[BackendKind, ...] = get_args(BackendKind)
+CLOUDS = {"s3": "s3://bucket/prefix", "gs": "gs://bucket/prefix", "az": "az://container/prefix"}
 STARTED: tuple[BackendKind, ...] = ("vllm", "llama.cpp")  # what is started here where no URL is given
 
 
@@ -142,6 +143,20 @@ class TierSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.location is not None:
+            directory_of(self.location)
+
+
+def directory_of(location: str) -> Path | None:
+    """Return the directory that a tier's location names; None for that of a bucket. ConfigError for any other."""
+    parts = urlsplit(location)
+    if parts.scheme in CLOUDS and parts.netloc:
+        return None
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(parts.path)
+    if "://" in location or not location.strip():
+        raise ConfigError(f"tier: {location!r} is no directory and none of {', '.join(CLOUDS.values())}")
+    return Path(location).expanduser().absolute()
 
 
 @dataclass(frozen=True, slots=True)

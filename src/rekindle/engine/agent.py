@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, BinaryIO, Unpack
+from typing import BinaryIO, Unpack
 
 from rekindle.agent_ids import check_new_agent_id
 from rekindle.cache.blocks.hashing import Ids
@@ -26,11 +26,9 @@ from rekindle.engine.calls import (
 )
 from rekindle.engine.components import Components
 from rekindle.engine.generation import Generation
+from rekindle.engine.intake.object_tier import Forgotten
 from rekindle.engine.types import AgentInfo, ChatResult, Delta, GenerationRequest, Imported, PurgeReport, Report
 from rekindle.errors import NotFound
-
-if TYPE_CHECKING:
-    from rekindle.tier.tier import Forgotten
 
 
 @dataclass(frozen=True, slots=True)

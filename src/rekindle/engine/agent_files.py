@@ -25,12 +25,12 @@ from rekindle.engine.memory.branches import KnownBranch
 from rekindle.engine.memory.sequences import stored_record
 from rekindle.engine.types import Imported
 from rekindle.errors import StoreError
+from rekindle.store.agent_file import AgentFileReader, FileBlock, FileHead, FileText, refused, written
+from rekindle.store.branch_text import BranchText
+from rekindle.store.reading import located, payloads_of
 from rekindle.store.values import BlockBytes, SequenceRecord, StoredBlock
 from rekindle.store.warm import WarmStore
 from rekindle.text.pictures import is_known
-from rekindle.tier.agent_file import AgentFileReader, FileBlock, FileHead, FileText, refused, written
-from rekindle.tier.heads import HeadBranch
-from rekindle.tier.records import Records
 
 Kv = Literal["same_model", "off"]
 READ_BYTES = 8 << 20  # of blocks that are read together for a file
@@ -73,11 +73,11 @@ class AgentFiles:
 
     def _blocks(self, store: WarmStore, branches: Sequence[KnownBranch]) -> Iterator[FileBlock]:
         """Yield what is stored of the branches, each block once, parents first."""
-        records, seen = Records(store, self._parts.spec.layout), {branch.root for branch in branches}
+        seen = {branch.root for branch in branches}
         for at, branch in enumerate(branches):
-            chain = records.located(list(HeadBranch(branch.root, branch.ids, 0, 0.0).blocks(self._size)))
+            chain = located(store, list(BranchText(branch.root, branch.ids, 0, 0.0).blocks(self._size)))
             fresh = [(number, block) for number, block in enumerate(chain) if block.identity.hash not in seen]
-            for number, block in _read(records, fresh, self._parts.spec.layout.block_bytes):
+            for number, block in _read(store, fresh, self._parts.spec.layout.block_bytes):
                 if block.identity.parent in seen:
                     seen.add(block.identity.hash)
                     yield FileBlock(at, number, block.payloads)
@@ -148,7 +148,7 @@ class AgentFiles:
                     f"{reader.head.model!r}: serve that one, or another with its tokenizer"
                 )
             canonical = self._parts.encoder.canonical_tokens(text.ids)
-            found = HeadBranch(root, text.ids, canonical, now - number * EARLIER_S, text.turn_ends)
+            found = BranchText(root, text.ids, canonical, now - number * EARLIER_S, text.turn_ends)
             branches.append(known_branch(self._namespace, self._agent, number, found, self._size))
         return branches
 
@@ -172,7 +172,7 @@ class _Chains:
     def __init__(self, branches: Sequence[KnownBranch], block_tokens: int) -> None:
         self._branches = branches
         self._size = block_tokens
-        self._blocks = [list(HeadBranch(each.root, each.ids, 0, 0.0).blocks(block_tokens)) for each in branches]
+        self._blocks = [list(BranchText(each.root, each.ids, 0, 0.0).blocks(block_tokens)) for each in branches]
         self._come: set[BlockHash] = set()
 
     @property
@@ -215,13 +215,13 @@ class _Chains:
 
 
 def _read(
-    records: Records, blocks: Sequence[tuple[int, StoredBlock]], block_bytes: int
+    store: WarmStore, blocks: Sequence[tuple[int, StoredBlock]], block_bytes: int
 ) -> Iterator[tuple[int, BlockBytes]]:
     """Yield these blocks, each with its number, as far as the disk has them."""
     at_once = max(1, READ_BYTES // block_bytes)
     for start in range(0, len(blocks), at_once):
         run = blocks[start : start + at_once]
-        found = records.payloads([block for _, block in run])
+        found = payloads_of(store, [block for _, block in run])
         for (number, block), payloads in zip(run, found, strict=False):
             yield number, BlockBytes(block.identity, payloads)
         if len(found) < len(run):

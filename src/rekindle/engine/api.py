@@ -49,10 +49,10 @@ from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
 from rekindle.extensions import extensions, load
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
+from rekindle.store.branch_text import BranchText
 from rekindle.store.values import BlockBytes, Wear
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
-from rekindle.tier.heads import HeadBranch
 from rekindle.worker import Death
 
 
@@ -333,7 +333,7 @@ class Engine:
     def adopt(
         self,
         agent: str,
-        branches: Sequence[HeadBranch],
+        branches: Sequence[BranchText],
         blocks: Iterable[BlockBytes] = (),
         *,
         namespace: str = "default",

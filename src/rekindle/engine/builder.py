@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rekindle import allocator
 from rekindle.cache.blocks.pool import BlockPool
@@ -29,6 +28,7 @@ from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, hot_tokens
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import AdmissionQueueLimit, Intake
+from rekindle.engine.intake.object_tier import ObjectTier, Replica, TierImports, tier_opener
 from rekindle.engine.intake.prompt_lookup import PromptLookup, TailOffers
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.intake.request_builder import PromptLimits, RequestBuilder
@@ -56,11 +56,6 @@ from rekindle.text.growth import analyse_growth
 from rekindle.text.pictures import Picture
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat, fit
-from rekindle.tier.location import directory_of
-
-if TYPE_CHECKING:
-    from rekindle.engine.intake.tier_imports import TierImports
-    from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)
 
@@ -221,41 +216,46 @@ class Builder:
         """Note what the store has made durable, and export it. Called by the store's writer."""
         self.intake.turn_saved(namespace, agent, branch, num_tokens)
         if self.tier is not None:
-            self.tier.exports.put(namespace, agent, branch)
+            self.tier.export(namespace, agent, branch)
 
-    @cached_property
+    @property
     def tier(self) -> ObjectTier | None:
         """The object tier, if there is to be one; none without a store that works."""
-        settings, store = self._settings, self._disk.store
-        if settings.tier.location is None or store is None:
-            return None
-        from rekindle.tier.tier import ObjectTier
+        return self._tier[0]
 
-        spec, most = self._spec, settings.cache.max_branches
-        tier = ObjectTier.open(
-            settings.tier, store, fingerprint=spec.fingerprint, layout=spec.layout, max_branches=most
+    @property
+    def imports(self) -> TierImports | None:
+        """What imports from the tier; None without one."""
+        return self._tier[1]
+
+    @cached_property
+    def _tier(self) -> tuple[ObjectTier | None, TierImports | None]:
+        settings, store, adoption = self._settings, self._disk.store, self.adoption
+        if settings.tier.location is None or store is None or adoption is None:
+            return None, None
+        opened = tier_opener()(
+            Replica(
+                settings=settings.tier,
+                store=store,
+                adoption=adoption,
+                fingerprint=self._spec.fingerprint,
+                layout=self._spec.layout,
+                max_branches=settings.cache.max_branches,
+                prefill_s=self.costs.prefill,
+                agents=lambda: self.intake.call(self.memory.book.everybody).result(),
+                forget=self._purge_forgotten,
+            )
         )
-        self._opened.callback(tier.stop, 0.0)
-        return tier
+        self._opened.callback(opened[0].stop, 0.0)
+        return opened
+
+    def _purge_forgotten(self, namespace: str, agent: str, purged_at: float) -> bool:
+        return AgentAdmin(self.components, namespace, agent).purge_forgotten(purged_at)
 
     @cached_property
     def adoption(self) -> Adoption | None:
         store = self._disk.store
         return None if store is None else Adoption(self.memory, store, block_tokens=self._spec.layout.block_tokens)
-
-    @cached_property
-    def imports(self) -> TierImports | None:
-        """What imports from the tier; None without one."""
-        tier, store, adoption = self.tier, self._disk.store, self.adoption
-        if tier is None or store is None or adoption is None:
-            return None
-        from rekindle.engine.intake.tier_imports import TierImports
-
-        def forget(namespace: str, agent: str, purged_at: float) -> bool:
-            return AgentAdmin(self.components, namespace, agent).purge_forgotten(purged_at)
-
-        tier.connect(lambda: self.intake.call(self.memory.book.everybody).result(), forget)
-        return TierImports(tier.imports, adoption, store, self._spec.layout, self.costs.prefill, forget)
 
     @cached_property
     def cache(self) -> PrefixCache:
@@ -375,7 +375,7 @@ def check_places(settings: Settings, *, use_store: bool) -> None:
     if use_store:
         make_directory(directory, fs)
     if settings.tier.location is not None:
-        directory_of(settings.tier.location)
+        tier_opener()
         if not use_store:
             raise ConfigError("tier needs a store and reuse: what comes from other replicas is kept there first")
     given = Given.of(settings.store)

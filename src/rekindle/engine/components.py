@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rekindle.config import StoreSettings
 from rekindle.engine.core.interface import Core
@@ -15,6 +15,7 @@ from rekindle.engine.core.loop import EngineLoop
 from rekindle.engine.gauges import StorePlace, engine_stats, problems
 from rekindle.engine.intake.anticipation import Anticipation
 from rekindle.engine.intake.intake import Intake
+from rekindle.engine.intake.object_tier import ObjectTier, TierImports
 from rekindle.engine.intake.rendering import Renderer
 from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.agent_commands import AgentCommands
@@ -29,10 +30,6 @@ from rekindle.store.warm import WarmStore
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import ReplyFormat
 from rekindle.worker import Death, Worker
-
-if TYPE_CHECKING:
-    from rekindle.engine.intake.tier_imports import TierImports
-    from rekindle.tier.tier import ObjectTier
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +174,7 @@ class Components:
         # Read before querying the engine: turns that become idle work meanwhile reach it before the query.
         pending = self.anticipation.num_pending
         stats = self.loop.call(lambda core: engine_stats(core, self.memory.book, self.started, store)).result()
-        tier = asdict(self.tier.stats()) if self.tier is not None else None
+        tier = self.tier.stats() if self.tier is not None else None
         return replace(stats, num_background=stats.num_background + pending, tier=tier)
 
     def problems(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.engine.generation import Generation
 from rekindle.engine.intake.candidates import COMPACTION
+from rekindle.engine.intake.object_tier import TierImports
 from rekindle.engine.intake.prompt_lookup import Prompt, PromptLookup
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.intake.rewrites import Rewrites
@@ -38,9 +39,6 @@ from rekindle.text.pictures import Picture, PromptPictures
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import AnswerStream, ReplyStream
 from rekindle.text.stream import TextStream
-
-if TYPE_CHECKING:
-    from rekindle.engine.intake.tier_imports import TierImports  # which needs the packages of a tier
 
 Aside = Callable[[Callable[[OnMemory], None]], None]
 QUOTED_CHARS = 120  # of text removed from a prompt

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.memory.branches import KnownBranch
 from rekindle.engine.memory.memory import AgentMemory
+from rekindle.store.branch_text import BranchText
 from rekindle.store.values import BlockBytes
 from rekindle.store.warm import WarmStore
-from rekindle.tier.heads import HeadBranch
 
 FULL_S = 0.001  # how long to wait for room in the staging buffer before looking again
 
@@ -35,7 +35,7 @@ class Adoption:
         self._block_tokens = block_tokens
         self._clock = clock
 
-    def branches(self, namespace: str, agent: str, branches: Sequence[HeadBranch]) -> int:
+    def branches(self, namespace: str, agent: str, branches: Sequence[BranchText]) -> int:
         """Remember an agent's texts, the least recently used first; return how many were new. On the intake thread."""
         num_new = 0
         for branch in sorted(branches, key=lambda each: each.last_use):
@@ -56,7 +56,7 @@ class Adoption:
         return num_staged
 
 
-def known_branch(namespace: str, agent: str, number: int, branch: HeadBranch, block_tokens: int) -> KnownBranch:
+def known_branch(namespace: str, agent: str, number: int, branch: BranchText, block_tokens: int) -> KnownBranch:
     """Return a text with at least one id as an agent's branch, of which nothing is durable yet."""
     *_, last = branch.blocks(block_tokens)
     num_tokens = len(branch.ids)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import IO, Any, BinaryIO, cast
 
 from rekindle.errors import BadRequest
-from rekindle.tier.agent_file import AgentFileReader
+from rekindle.store.agent_file import AgentFileReader
 from rekindle_sessions.log.codec import unpacked
 
 DOCUMENT, SUMS = "session.json", "SHA256SUMS"

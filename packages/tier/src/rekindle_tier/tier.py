@@ -11,24 +11,27 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from rekindle.config import TierSettings
+from rekindle.config.services import directory_of
+from rekindle.engine.intake.object_tier import Forgotten, Replica
 from rekindle.errors import StoreError
 from rekindle.spec import KVLayout
 from rekindle.store.warm import WarmStore
-from rekindle.tier.collection import Collected, Collection, Limits
-from rekindle.tier.exports import TRIES, Exports
-from rekindle.tier.heads import AgentHead, FoundHead, NewerHead, note_of, read_head, read_note
-from rekindle.tier.imports import Imports
-from rekindle.tier.location import directory_of, open_location
-from rekindle.tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
-from rekindle.tier.pace import Breaker, Pace
-from rekindle.tier.records import Records
-from rekindle.tier.sealing import PURGED, BadObject, Sealer, head_name, purged_name
 from rekindle.worker import Death, Worker
+from rekindle_tier.collection import Collected, Collection, Limits
+from rekindle_tier.exports import TRIES, Exports
+from rekindle_tier.heads import AgentHead, FoundHead, NewerHead, note_of, read_head, read_note
+from rekindle_tier.imports import Imports
+from rekindle_tier.location import open_location
+from rekindle_tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
+from rekindle_tier.pace import Breaker, Pace
+from rekindle_tier.prompts import PromptImports
+from rekindle_tier.records import Records
+from rekindle_tier.sealing import PURGED, BadObject, Sealer, head_name, purged_name
 
 logger = logging.getLogger(__name__)
 
@@ -162,14 +165,6 @@ class TierStats:
     stored_bytes: int | None  # of blocks, as of the last collection by this replica
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """Objects of a forgotten agent that were deleted, and those that stay because other agents share them."""
-
-    objects_deleted: int
-    objects_shared: int
-
-
 class ObjectTier:
     """An open tier. `start` it after the store, once it is connected; `stop` it before."""
 
@@ -276,10 +271,14 @@ class ObjectTier:
         waiting = self.exports.num_waiting
         return f"heads in the object tier {self._location} cannot be written: {locked}, and {waiting} branches wait"
 
-    def stats(self) -> TierStats:
-        """Return the figures."""
+    def export(self, namespace: str, agent: str, branch: int) -> None:
+        """Export a branch as the store has it by then. Any thread; never blocks."""
+        self.exports.put(namespace, agent, branch)
+
+    def stats(self) -> Mapping[str, Any]:
+        """Return the figures, as `TierStats` has them."""
         exported, imported = self.exports.counts, self.imports.counts.sums()
-        return TierStats(
+        found = TierStats(
             location=self._location,
             is_answering=not self.breaker.is_open,
             last_error=self.breaker.reason,
@@ -301,3 +300,17 @@ class ObjectTier:
             bytes_per_s=self.pace.bytes_per_s,
             stored_bytes=self._maintenance.collected.bytes_left if self._maintenance.collected is not None else None,
         )
+        return asdict(found)
+
+
+def open_tier(replica: Replica) -> tuple[ObjectTier, PromptImports]:
+    """Open the tier of an engine, and what imports from it before prompts are computed; ConfigError as `open`."""
+    tier = ObjectTier.open(
+        replica.settings,
+        replica.store,
+        fingerprint=replica.fingerprint,
+        layout=replica.layout,
+        max_branches=replica.max_branches,
+    )
+    tier.connect(replica.agents, replica.forget)
+    return tier, PromptImports(tier.imports, replica)

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from rekindle.agent_ids import kind_of
+from rekindle.store.branch_text import BranchText
 from rekindle.store.values import SequenceRecord, StoredBlock
-from rekindle.tier.heads import AgentHead, FoundHead, HeadBranch, NewerHead, read_head
-from rekindle.tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
-from rekindle.tier.pace import Breaker
-from rekindle.tier.records import Records
-from rekindle.tier.sealing import BadObject, block_name, head_name
 from rekindle.worker import Death, Worker
+from rekindle_tier.heads import AgentHead, FoundHead, NewerHead, read_head
+from rekindle_tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
+from rekindle_tier.pace import Breaker
+from rekindle_tier.records import Records
+from rekindle_tier.sealing import BadObject, block_name, head_name
 
 logger = logging.getLogger(__name__)
 Key = tuple[str, str, int]  # namespace, agent, branch
@@ -133,8 +134,7 @@ class Exports:
         if ended is None:
             return
         record, ids = ended
-        blocks = list(HeadBranch(record.root, ids, 0, 0.0).blocks(self._records.block_tokens))
-        stored = self._records.located(blocks)
+        stored = self._records.stored(record.root, ids)
         num_tokens = sum(block.identity.num_tokens for block in stored)
         branch = _branch(record, stored, num_tokens)
         if not num_tokens:
@@ -208,14 +208,14 @@ class Exports:
             self._known.popitem(last=False)
 
 
-def _branch(record: SequenceRecord, stored: Sequence[StoredBlock], num_tokens: int) -> HeadBranch:
+def _branch(record: SequenceRecord, stored: Sequence[StoredBlock], num_tokens: int) -> BranchText:
     """Return a branch for its agent's head, as far as its blocks are stored."""
     parts: dict[int, list[int]] = {}
     for at, block in enumerate(stored):
         for part in sorted(block.parts - {0}):
             parts.setdefault(part, []).append(at)
     ids = [block.identity.ids for block in stored]
-    return HeadBranch(
+    return BranchText(
         root=record.root,
         ids=np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32),
         canonical_tokens=min(record.canonical_tokens, num_tokens),

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from rekindle.errors import ConfigError
+from rekindle.store.agent_file import refused
 from rekindle.store.files.ciphers import KEY_BYTES, TAG_BYTES, Changed, Sealing
-from rekindle.tier.agent_file import refused
 
 MAGIC = b"RKSEALED"
 VERSION = 1

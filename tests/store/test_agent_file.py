@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rekindle.errors import BadRequest
-from rekindle.tier.agent_file import AgentFileReader, FileBlock, FileHead, FileText, written
+from rekindle.store.agent_file import AgentFileReader, FileBlock, FileHead, FileText, written
 
 TEXTS = [
     FileText(np.arange(70, dtype=np.uint32), "Schlüssel".encode(), (0, 30, 70)),

@@ -11,57 +11,32 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, chain_hashes, tail_hash
-from rekindle.tier.sealing import BadObject, Version, head_name, purged_name
-
-if TYPE_CHECKING:
-    from rekindle.tier.objects import Objects  # which needs the packages of a tier, as no engine without one does
+from rekindle.cache.blocks.hashing import BlockHash, chain_hashes, tail_hash
+from rekindle.store.branch_text import BranchText
+from rekindle_tier.objects import Objects
+from rekindle_tier.sealing import BadObject, Version, head_name, purged_name
 
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadBranch:
-    """One text of an agent: its ids, uint32 [num_tokens], whose first `canonical_tokens` are a fresh encoding.
+def begins(one: BranchText, other: BranchText) -> bool:
+    """Whether the other branch contains all of the one."""
+    num = len(one.ids)
+    return one.root == other.root and num <= len(other.ids) and bool(np.array_equal(one.ids, other.ids[:num]))
 
-    `turn_ends` are token counts. `parts` says which blocks, counted from 0, have each part of the layout but the first,
-    which all have. Times are wall clock.
-    """
 
-    root: BlockHash
-    ids: TokenIds
-    canonical_tokens: int
-    last_use: float
-    turn_ends: tuple[int, ...] = ()
-    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def blocks(self, block_tokens: int) -> Iterator[BlockIdentity]:
-        """Yield its blocks in order, the last one partial if its tokens do not fill it."""
-        parent = self.root
-        for at, name in enumerate(chain_hashes(self.root, self.ids, block_tokens)):
-            yield BlockIdentity(name, parent, self.root, self.ids[at * block_tokens : (at + 1) * block_tokens])
-            parent = name
-        rest = self.ids[len(self.ids) // block_tokens * block_tokens :]
-        if len(rest):
-            yield BlockIdentity(tail_hash(parent, rest), parent, self.root, rest)
-
-    def tails(self, block_tokens: int) -> Iterator[BlockHash]:
-        """Yield the hashes of the partial blocks in which its turns ended: each was its last one for a time."""
-        hashes = chain_hashes(self.root, self.ids, block_tokens)
-        for end in self.turn_ends:
-            full = end // block_tokens
-            if full * block_tokens < end <= len(self.ids):
-                yield tail_hash(hashes[full - 1] if full else self.root, self.ids[full * block_tokens : end])
-
-    def begins(self, other: HeadBranch) -> bool:
-        """Whether the other branch contains all of this one."""
-        num = len(self.ids)
-        return self.root == other.root and num <= len(other.ids) and bool(np.array_equal(self.ids, other.ids[:num]))
+def tails(branch: BranchText, block_tokens: int) -> Iterator[BlockHash]:
+    """Yield the hashes of the partial blocks in which its turns ended: each was its last one for a time."""
+    hashes = chain_hashes(branch.root, branch.ids, block_tokens)
+    for end in branch.turn_ends:
+        full = end // block_tokens
+        if full * block_tokens < end <= len(branch.ids):
+            yield tail_hash(hashes[full - 1] if full else branch.root, branch.ids[full * block_tokens : end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +45,14 @@ class AgentHead:
 
     namespace: str
     agent: str
-    branches: tuple[HeadBranch, ...] = ()
+    branches: tuple[BranchText, ...] = ()
     purged_at: float = 0.0
 
-    def with_branch(self, branch: HeadBranch, *, most: int) -> AgentHead:
+    def with_branch(self, branch: BranchText, *, most: int) -> AgentHead:
         """Return the head with a branch that was used, of at most `most` branches; itself if it knows more already."""
-        if branch.last_use <= self.purged_at or any(branch.begins(other) for other in self.branches):
+        if branch.last_use <= self.purged_at or any(begins(branch, other) for other in self.branches):
             return self
-        others = [each for each in self.branches if not each.begins(branch)]
+        others = [each for each in self.branches if not begins(each, branch)]
         kept = sorted((branch, *others), key=lambda each: -each.last_use)[:most]
         return replace(self, branches=tuple(kept))
 
@@ -104,7 +79,7 @@ def decode_head(data: bytes) -> AgentHead:
         read = json.loads(data)
         if read["v"] != VERSION:
             raise NewerHead(f"version {read['v']} of an agent's head, not {VERSION}: all replicas run the same version")
-        branches: list[HeadBranch] = []
+        branches: list[BranchText] = []
         for each in read["branches"]:
             branches.append(_read(each, branches))
         return AgentHead(read["namespace"], read["agent"], tuple(branches), read["purged_at"])
@@ -161,7 +136,7 @@ def read_note(data: bytes) -> float:
         raise BadObject(f"no note of a purge: {error}") from error
 
 
-def _written(branch: HeadBranch, before: Sequence[HeadBranch]) -> dict[str, Any]:
+def _written(branch: BranchText, before: Sequence[BranchText]) -> dict[str, Any]:
     shared, like = max(((_shared(branch, each), at) for at, each in enumerate(before)), default=(0, 0))
     rest = np.ascontiguousarray(branch.ids[shared:], dtype="<u4").tobytes()
     return {
@@ -176,10 +151,10 @@ def _written(branch: HeadBranch, before: Sequence[HeadBranch]) -> dict[str, Any]
     }
 
 
-def _read(fields: Mapping[str, Any], before: Sequence[HeadBranch]) -> HeadBranch:
+def _read(fields: Mapping[str, Any], before: Sequence[BranchText]) -> BranchText:
     rest = np.frombuffer(zlib.decompress(base64.b64decode(fields["ids"])), dtype="<u4").astype(np.uint32)
     shared = before[fields["like"]].ids[: fields["shared"]] if fields["shared"] else np.empty(0, np.uint32)
-    return HeadBranch(
+    return BranchText(
         root=BlockHash(bytes.fromhex(fields["root"])),
         ids=np.concatenate((shared, rest)),
         canonical_tokens=fields["canonical_tokens"],
@@ -189,7 +164,7 @@ def _read(fields: Mapping[str, Any], before: Sequence[HeadBranch]) -> HeadBranch
     )
 
 
-def _shared(one: HeadBranch, other: HeadBranch) -> int:
+def _shared(one: BranchText, other: BranchText) -> int:
     num = min(len(one.ids), len(other.ids))
     differ = np.flatnonzero(one.ids[:num] != other.ids[:num])
     return int(differ[0]) if len(differ) else num

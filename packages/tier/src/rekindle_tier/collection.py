@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rekindle.tier.exports import KNOWN_S
-from rekindle.tier.heads import AgentHead, NewerHead, decode_head
-from rekindle.tier.objects import Listed, Objects
-from rekindle.tier.sealing import BLOCKS, HEADS, PURGED, BadObject, Version, block_name
+from rekindle_tier.exports import KNOWN_S
+from rekindle_tier.heads import AgentHead, NewerHead, decode_head, tails
+from rekindle_tier.objects import Listed, Objects
+from rekindle_tier.sealing import BLOCKS, HEADS, PURGED, BadObject, Version, block_name
 
 YOUNG_S = 2 * KNOWN_S  # so long nothing is deleted that no head names
 TOMBSTONE_S = 30 * 86400.0  # replicas that were away for longer may not hear that an agent was purged
@@ -114,7 +114,7 @@ class Collection:
         return frozenset(
             block_name(tail, part)
             for branch in head.branches
-            for tail in branch.tails(self._block_tokens)
+            for tail in tails(branch, self._block_tokens)
             for part in (0, *branch.parts)
         )
 

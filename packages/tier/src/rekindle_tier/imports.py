@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from rekindle.cache.blocks.hashing import BlockIdentity
 from rekindle.store.values import BlockBytes
-from rekindle.tier.heads import AgentHead, read_head
-from rekindle.tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable
-from rekindle.tier.pace import Breaker, Pace, Patience, can_ask, head_s
-from rekindle.tier.records import Records
-from rekindle.tier.sealing import BadObject
+from rekindle_tier.heads import AgentHead, read_head
+from rekindle_tier.objects import AT_ONCE, NoAnswer, Objects, TierUnavailable
+from rekindle_tier.pace import Breaker, Pace, Patience, can_ask, head_s
+from rekindle_tier.records import Records
+from rekindle_tier.sealing import BadObject
 
 logger = logging.getLogger(__name__)
 

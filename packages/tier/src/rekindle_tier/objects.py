@@ -26,8 +26,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, ObjectStore
 
-from rekindle.tier.location import first_line
-from rekindle.tier.sealing import OVERHEAD, BadObject, Sealer, Version
+from rekindle_tier.location import first_line
+from rekindle_tier.sealing import OVERHEAD, BadObject, Sealer, Version
 
 T = TypeVar("T")
 ANSWER_S = 60.0  # the longest wait for one answer, where nobody waits for it

@@ -10,45 +10,34 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 
 from rekindle.cache.blocks.hashing import BlockHash, TokenIds
+from rekindle.engine.intake.object_tier import Replica
 from rekindle.engine.intake.prompt_lookup import Prompt
-from rekindle.engine.memory.adoption import Adoption
 from rekindle.engine.memory.branches import common_prefix
 from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.types import GenerationRequest
-from rekindle.spec import KVLayout
-from rekindle.store.warm import WarmStore
-from rekindle.tier.heads import AgentHead, HeadBranch
-from rekindle.tier.imports import Imports, Wanted
+from rekindle.store.branch_text import BranchText
+from rekindle_tier.heads import AgentHead
+from rekindle_tier.imports import Imports, Wanted
 
 logger = logging.getLogger(__name__)
 NAMED_S = 80.0  # as if computing took so long: the object store may be silent for five seconds
 MOST_HEADS = 256  # of agents whose head was read lately; with windows and states it says which parts blocks have
 
 
-class TierImports:
-    """Imports for one engine. `prefill_s` says how long computing so many tokens from a position on would take;
-    `forget` purges an agent here unless it was used since a time, and returns whether it did."""
+class PromptImports:
+    """Imports for one engine."""
 
-    def __init__(
-        self,
-        imports: Imports,
-        adoption: Adoption,
-        store: WarmStore,
-        layout: KVLayout,
-        prefill_s: Callable[[int, int], float],
-        forget: Callable[[str, str, float], bool],
-    ) -> None:
+    def __init__(self, imports: Imports, replica: Replica) -> None:
         self._imports = imports
-        self._adoption = adoption
-        self._store = store
-        self._layout = layout
-        self._prefill_s = prefill_s
-        self._forget = forget
+        self._adoption = replica.adoption
+        self._store = replica.store
+        self._layout = replica.layout
+        self._prefill_s = replica.prefill_s
+        self._forget = replica.forget
         self._lock = threading.Lock()
-        self._heads: OrderedDict[tuple[str, str], tuple[HeadBranch, ...]] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], tuple[BranchText, ...]] = OrderedDict()
 
     def agent(self, request: GenerationRequest, prompt: Prompt, on_memory: OnMemory) -> tuple[bool, float]:
         """Take in what others have computed for the request's agent; return whether its prompt may match more now, and
@@ -118,14 +107,14 @@ class TierImports:
         fetched = self._imports.blocks(missing, rest_s=rest_s, num_named=num_named, waited_s=waited_s)
         return self._adoption.blocks(fetched, timeout_s=self._imports.most_s(rest_s(0)))
 
-    def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[HeadBranch | None, int]:
+    def _nearest(self, request: GenerationRequest, ids: TokenIds, root: BlockHash) -> tuple[BranchText | None, int]:
         """Return the text of the agent that shares the most leading ids with a prompt, and their count."""
         branches = self._heads.get((request.namespace, request.agent or ""), ())
         shared = [(common_prefix(branch.ids, ids), branch) for branch in branches if branch.root == root]
         num_shared, branch = max(shared, key=lambda pair: pair[0], default=(0, None))
         return branch, num_shared
 
-    def _wanted(self, ids: TokenIds, root: BlockHash, branch: HeadBranch | None, num_shared: int) -> list[Wanted]:
+    def _wanted(self, ids: TokenIds, root: BlockHash, branch: BranchText | None, num_shared: int) -> list[Wanted]:
         """Return the blocks that a prompt can begin with, but for its last token, which is computed in any case.
 
         If it extends a branch, these are the branch's, its partial one included; else the full ones.
@@ -135,7 +124,7 @@ class TierImports:
             blocks = list(branch.blocks(size))
         else:
             usable = (len(ids) - 1) // size * size
-            blocks = list(HeadBranch(root, ids[:usable], 0, 0.0).blocks(size))
+            blocks = list(BranchText(root, ids[:usable], 0, 0.0).blocks(size))
         num_named = -(-num_shared // size)
         has = branch.parts if branch is not None else {}
         return [

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rekindle.cache.blocks.hashing import BlockIdentity, TokenIds
+from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds
 from rekindle.spec import KVLayout
+from rekindle.store.branch_text import BranchText
 from rekindle.store.files.records import BadRecord, RecordFormat
+from rekindle.store.reading import located, payloads_of
 from rekindle.store.values import Bytes, SequenceRecord, StoredBlock
 from rekindle.store.warm import WarmStore
-from rekindle.tier.sealing import BadObject, block_name
-
-LOAD_S = 60.0  # until the store's readers have answered
+from rekindle_tier.sealing import BadObject, block_name
 
 
 class Records:
@@ -46,30 +44,15 @@ class Records:
         ids = self._store.sequence_ids(found[0]) if found else np.empty(0, dtype=np.uint32)
         return (found[0], ids) if len(ids) else None
 
-    def located(self, blocks: Sequence[BlockIdentity]) -> list[StoredBlock]:
-        """Return where the leading run of a branch's blocks is, its partial one included."""
-        found: list[StoredBlock] = []
-        for block in blocks:
-            stored = self._store.stored(block.hash)
-            if stored is None or 0 not in stored.parts:
-                break
-            found.append(stored)
-        return found
-
-    def payloads(self, blocks: Sequence[StoredBlock]) -> list[Mapping[int, Bytes]]:
-        """Return the payloads of blocks by part; those before the first damaged one."""
-        read: dict[int, Mapping[int, Bytes]] = {}
-        num_good: Future[int] = Future()
-        self._store.load(blocks, lambda first, run: read.update(enumerate(run, first)), num_good.set_result)
-        with contextlib.suppress(TimeoutError):
-            return [read[number] for number in range(num_good.result(LOAD_S))]
-        return []
+    def stored(self, root: BlockHash, ids: TokenIds) -> list[StoredBlock]:
+        """Return where the leading run of a text's blocks is, its partial one included."""
+        return located(self._store, list(BranchText(root, ids, 0, 0.0).blocks(self.block_tokens)))
 
     def read(self, blocks: Sequence[StoredBlock]) -> list[tuple[str, bytes]]:
         """Return the records of blocks with the names of their objects; those before the first damaged one."""
         return [
             (block_name(block.identity.hash, part), self._encoded(block, part, payload))
-            for block, payloads in zip(blocks, self.payloads(blocks), strict=False)
+            for block, payloads in zip(blocks, payloads_of(self._store, blocks), strict=False)
             for part, payload in payloads.items()
         ]
 

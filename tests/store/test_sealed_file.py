@@ -8,7 +8,7 @@ import random
 import pytest
 
 from rekindle.errors import BadRequest, ConfigError
-from rekindle.tier.sealed_file import CHUNK, HEAD_BYTES, Plain, is_sealed, opened, sealed
+from rekindle.store.sealed_file import CHUNK, HEAD_BYTES, Plain, is_sealed, opened, sealed
 
 CONTENT = random.Random(7).randbytes(2 * CHUNK + 1000)
 KEY = b"a copper key"
