@@ -23,7 +23,7 @@ from rekindle.errors import ConfigError
 from rekindle.server.border import problem_of
 from rekindle.server.dayfile import DayWriter, Header, RecordedRequest, known_header
 from rekindle.server.gate.caller import Caller
-from rekindle.server.observers.observer import ReplyId
+from rekindle.server.observers.observer import ReplyId, RequestWatch
 from rekindle.server.openai.replies import message_of
 from rekindle.text.messages import Message
 from rekindle.worker import Death, Worker
@@ -230,7 +230,7 @@ class Recorder:
             logger.warning("recording to %s failed: %s; requests are served unrecorded", self.path, why)
 
 
-class RecordingWatch:
+class RecordingWatch(RequestWatch):
     """Collects one request; its line has the reply of choice 0."""
 
     def __init__(

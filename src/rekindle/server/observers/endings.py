@@ -7,34 +7,31 @@ its next request finds it on disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from rekindle.engine.api import Engine
 from rekindle.engine.intake.fairness import FairWorkers
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import Report
 from rekindle.errors import NotFound, RekindleError
 from rekindle.server.gate.caller import Caller
-from rekindle.server.observers.observer import ReplyId
-from rekindle.text.messages import Message
+from rekindle.server.observers.observer import EachReply
 
 logger = logging.getLogger(__name__)
 
 
-class Endings:
-    """An observer that offloads the agents whose callers say that their session ends."""
+class Endings(EachReply):
+    """An observer that offloads the agents whose callers say that their session ends, after each of their replies."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__(self._replied)
         self._engine = engine
         self._workers = FairWorkers("endings", most=1)
         self._is_closed = False
         self._waiting = set[tuple[str, str]]()  # added to on the event loop alone
 
-    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> EndingWatch:
-        """Follow one request."""
-        ends = caller.hints.ends_by is not None and caller.agent is not None and self._engine.has_kv
-        return EndingWatch(self, caller if ends else None)
+    def _replied(self, caller: Caller, report: Report) -> None:
+        if caller.hints.ends_by is not None and caller.agent is not None and self._engine.has_kv:
+            self.end(caller.namespace, caller.agent)
 
     def end(self, namespace: str, agent: str) -> None:
         """Offload an agent, after those that ended before it; one that waits for that already is not queued twice."""
@@ -60,24 +57,3 @@ class Endings:
             logger.warning("agent %s of %s has ended and stays in memory: %s", agent, namespace, error)
         except Exception:  # nobody waits for the result of this thread's work
             logger.exception("agent %s of %s has ended and stays in memory", agent, namespace)
-
-
-class EndingWatch:
-    """Ends a session after a reply of its last request; `caller` None: it goes on."""
-
-    def __init__(self, endings: Endings, caller: Caller | None) -> None:
-        self._endings = endings
-        self._caller = caller
-
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Wait for the end."""
-
-    def finished(
-        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
-    ) -> None:
-        """End the session, also where the reply was cancelled."""
-        if self._caller is not None and self._caller.agent is not None:
-            self._endings.end(self._caller.namespace, self._caller.agent)
-
-    def failed(self, number: int | None, error: Exception) -> None:
-        """Leave the session as it is: the request can be sent again."""

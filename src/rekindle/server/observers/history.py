@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle.engine.recent import MAX_AGENTS, Recent
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import FinishReason, Report
 from rekindle.server.border import problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT
-from rekindle.server.observers.observer import ReplyId
+from rekindle.server.observers.observer import ReplyId, RequestWatch
 from rekindle.text.messages import Message
 
 
@@ -39,16 +39,13 @@ class History(Recent[dict[str, Any]]):
         return HistoryWatch(self, caller, head)
 
 
-class HistoryWatch:
+class HistoryWatch(RequestWatch):
     """Records one entry per choice, or one for the failure."""
 
     def __init__(self, history: History, caller: Caller, head: Mapping[str, Any]) -> None:
         self._history = history
         self._caller = caller
         self._head = head
-
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Ignore deltas: the final report has everything."""
 
     def finished(
         self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None

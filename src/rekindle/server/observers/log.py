@@ -17,12 +17,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import FinishReason, Report
 from rekindle.errors import RekindleError
 from rekindle.server.border import CLIENT_LEFT, Problem, dialect_of, problem_of
 from rekindle.server.gate.caller import Caller
 from rekindle.server.lines import CURRENT, REQUEST_ID, Line, new_id, on_one_line, plain
-from rekindle.server.observers.observer import ReplyId
+from rekindle.server.observers.observer import ReplyId, RequestWatch
 from rekindle.text import messages
 from rekindle.worker import MEANT_FOR_THE_LOOP
 
@@ -120,16 +120,13 @@ class TurnLog:
         return LogWatch(self._log, line, is_turn=True)
 
 
-class LogWatch:
+class LogWatch(RequestWatch):
     """Records the result of one request in its line; for a turn it also writes the line."""
 
     def __init__(self, log: RequestLog, line: Line, *, is_turn: bool = False) -> None:
         self._log = log
         self._line = line
         self._is_turn = is_turn
-
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Ignore deltas: they are not logged."""
 
     def finished(
         self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message, id: ReplyId | None = None

@@ -19,7 +19,7 @@ from rekindle import __version__
 from rekindle.engine.types import Delta, FinishReason, Report
 from rekindle.server.border import CLIENT_LEFT, problem_of
 from rekindle.server.gate.caller import Caller
-from rekindle.server.observers.observer import ReplyId
+from rekindle.server.observers.observer import ReplyId, RequestWatch
 from rekindle.text import messages
 
 Tier = Literal["hot", "warm", "mixed", "cold"]
@@ -120,7 +120,7 @@ class VllmNames:
         self._success.labels(self._model, VLLM_REASONS.get(reason, reason)).inc()
 
 
-class MetricsWatch:
+class MetricsWatch(RequestWatch):
     """Times one request."""
 
     def __init__(self, metrics: Metrics) -> None:

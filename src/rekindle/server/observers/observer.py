@@ -7,7 +7,7 @@ fail a request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rekindle.engine.types import Delta, FinishReason, Report
@@ -27,10 +27,11 @@ class ReplyId(NamedTuple):
 
 
 class RequestWatch(Protocol):
-    """Follows one request. Ends with one `finished` per choice, or with `failed`."""
+    """Follows one request. Ends with one `finished` per choice, or with `failed`; ignores what it does not override."""
 
     def delta(self, choice: int, delta: Delta) -> None:
         """Handle a delta, as the engine emitted it."""
+        return
 
     def finished(
         self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
@@ -40,6 +41,7 @@ class RequestWatch(Protocol):
 
     def failed(self, number: int | None, error: Exception) -> None:
         """Handle a failure; `number` None: the request never reached the engine."""
+        return
 
 
 class Observer(Protocol):
@@ -47,6 +49,28 @@ class Observer(Protocol):
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RequestWatch:
         """Follow a new request; `body`: its JSON, empty if unreadable; `num_bytes`: the size of the raw body."""
+
+
+class EachReply:
+    """An observer that calls `ended` with the caller and the report of each choice, also of one that was cancelled."""
+
+    def __init__(self, ended: Callable[[Caller, Report], None]) -> None:
+        self._ended = ended
+
+    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RequestWatch:
+        """Follow one request."""
+        return _ReplyWatch(caller, self._ended)
+
+
+class _ReplyWatch(RequestWatch):
+    def __init__(self, caller: Caller, ended: Callable[[Caller, Report], None]) -> None:
+        self._caller = caller
+        self._ended = ended
+
+    def finished(
+        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
+    ) -> None:
+        self._ended(self._caller, report)
 
 
 class ObserverGroup:
@@ -60,7 +84,7 @@ class ObserverGroup:
         return _Watches([observer.began(caller, endpoint, body, num_bytes=num_bytes) for observer in self._observers])
 
 
-class _Watches:
+class _Watches(RequestWatch):
     def __init__(self, watches: Sequence[RequestWatch]) -> None:
         self._watches = watches
 

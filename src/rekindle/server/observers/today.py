@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import FinishReason, Report
 from rekindle.server.gate.caller import Caller
-from rekindle.server.observers.observer import ReplyId
+from rekindle.server.observers.observer import ReplyId, RequestWatch
 from rekindle.text.messages import Message
 
 MINUTE_S, DAY_S = 60, 86400
@@ -162,16 +162,13 @@ class Today:
             known.paced_s += timings.prefill_ms / 1000
 
 
-class TodayWatch:
+class TodayWatch(RequestWatch):
     """Counts one request once, however many choices it has."""
 
     def __init__(self, today: Today, namespace: str) -> None:
         self._today = today
         self._namespace = namespace
         self._is_counted = False
-
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Ignore deltas: the final report has everything."""
 
     def finished(
         self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
@@ -180,6 +177,3 @@ class TodayWatch:
         if not self._is_counted:
             self._is_counted = True
             self._today.add(self._namespace, report)
-
-    def failed(self, number: int | None, error: Exception) -> None:
-        """Ignore failures: nothing was reused."""

@@ -34,10 +34,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rekindle import __version__
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import FinishReason, Report
 from rekindle.server.border import problem_of
 from rekindle.server.gate.caller import Caller
-from rekindle.server.observers.observer import ReplyId
+from rekindle.server.observers.observer import ReplyId, RequestWatch
 from rekindle.text import messages
 
 PHASES = ("match", "load", "queue", "prefill")
@@ -112,7 +112,7 @@ class Traces:
         return TraceWatch(self._tracer, span, now, ends=not is_first)
 
 
-class TraceWatch:
+class TraceWatch(RequestWatch):
     """Makes the phases of one request. `ends`: its span ends with its reply; else with the HTTP request."""
 
     def __init__(self, tracer: Tracer, span: Span, submitted_ns: int, *, ends: bool) -> None:
@@ -120,9 +120,6 @@ class TraceWatch:
         self._span = span
         self._submitted_ns = submitted_ns
         self._ends = ends
-
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Wait for the end."""
 
     def finished(
         self, number: int, report: Report, reason: FinishReason, *, reply: messages.Message, id: ReplyId | None = None

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.engine.types import Delta, FinishReason, Report
+from rekindle.engine.types import Report
 from rekindle.server.gate.caller import Caller
 from rekindle.server.gate.quotas import Quotas, figures
-from rekindle.server.observers.observer import ReplyId
-from rekindle.text.messages import Message
+from rekindle.server.observers.observer import EachReply
 
 
-class Usage:
+def usage(quotas: Quotas) -> EachReply:
     """An observer that counts the tokens of replies."""
 
-    def __init__(self, quotas: Quotas) -> None:
-        self._quotas = quotas
+    def count(caller: Caller, report: Report) -> None:
+        quotas.spend(caller.namespace, computed=report.computed_tokens, generated=report.completion_tokens)
 
-    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> UsageWatch:
-        """Follow one request."""
-        return UsageWatch(self._quotas, caller.namespace)
-
-
-class UsageWatch:
-    """Counts the replies of one request."""
-
-    def __init__(self, quotas: Quotas, namespace: str) -> None:
-        self._quotas = quotas
-        self._namespace = namespace
-
-    def delta(self, choice: int, delta: Delta) -> None:
-        """Wait for the end."""
-
-    def finished(
-        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
-    ) -> None:
-        """Count a reply, also one that was cancelled."""
-        self._quotas.spend(self._namespace, computed=report.computed_tokens, generated=report.completion_tokens)
-
-    def failed(self, number: int | None, error: Exception) -> None:
-        """Count nothing: there is no report of what was computed."""
+    return EachReply(count)
 
 
 class UsageCollector(Collector):
