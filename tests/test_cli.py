@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import time
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from rekindle.cli import app
 from rekindle.cli.console import show_ago
 from rekindle.cli.settings import FLAG_GROUPS, help_of
-from rekindle.config import GONE, SETTINGS, ServerSettings, Settings, parse_duration, show_bytes
+from rekindle.config import SETTINGS, ServerSettings, Settings, parse_duration, show_bytes
 from rekindle.errors import ConfigError
 from rekindle.harness.client import variables
 from tests.forks import ForkedServer
@@ -60,17 +59,6 @@ def test_every_setting_is_a_flag_but_secrets() -> None:
     for name in without:
         result = run("serve", f"--{name.replace('_', '-')}", "x")
         assert (result.exit_code, "No such option" in result.output) == (2, True)
-
-
-def test_a_flag_that_is_gone_says_what_holds_instead() -> None:
-    commands = ["serve"], ["bench", "engine"], ["agents", "list"]
-    ways = list(itertools.product(commands, ("", "=1")))
-    assert len(GONE) >= len(ways)  # all commands refuse all of them alike: each way is taken by some
-    for (name, instead), (command, value) in zip(GONE.items(), itertools.cycle(ways), strict=False):
-        flag = f"--{name.replace('_', '-')}"
-        result = run(*command, f"{flag}{value}", "1")
-        said = f"{flag} is no flag any more: {instead}"
-        assert result.exit_code == 2 and f"Error: {said}" in " ".join(result.output.split()), result.output
 
 
 def test_help_says_of_every_flag_what_config_knows_of_it() -> None:

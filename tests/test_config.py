@@ -13,7 +13,6 @@ import pytest
 
 import rekindle
 from rekindle.config import (
-    GONE,
     SETTINGS,
     CacheSettings,
     EngineSettings,
@@ -116,17 +115,6 @@ def test_unknown_variables_and_keys_are_refused(tmp_path: Path) -> None:
         Settings.load({}, {}, path)
     with pytest.raises(ConfigError, match="config file"):
         Settings.load({}, {}, tmp_path / "missing.toml")
-
-
-def test_a_setting_that_is_gone_says_what_holds_instead(tmp_path: Path) -> None:
-    path = tmp_path / "rekindle.toml"
-    assert GONE and not GONE.keys() & SETTINGS.keys()
-    for name, instead in GONE.items():
-        path.write_text(f"{name} = 1")
-        said = re.escape(f"{name} is no setting any more: {instead}")
-        for given in (({}, {}, path), ({}, {f"REKINDLE_{name.upper()}": "1"}), ({name: 1},)):
-            with pytest.raises(ConfigError, match=said):
-                Settings.load(*given)
 
 
 @pytest.mark.parametrize(("value", "checks"), [("1", True), ("yes", True), ("0", False), ("OFF", False), ("", False)])

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from rekindle.cli.border import code_of
-from rekindle.config import GONE, SETTINGS, KnownSetting, Settings
+from rekindle.config import SETTINGS, KnownSetting, Settings
 from rekindle.errors import ConfigError
 
 FLAGS = {known.name: known for known in SETTINGS.values() if known.flag and known.name not in ("model", "open")}
@@ -33,13 +33,6 @@ Command = Callable[..., int]
 
 class GroupedCommand(TyperCommand):
     """A command whose help shows its options by group, its own ones first."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and say of the flag of a setting that is gone what holds instead."""
-        for flag in (word.partition("=")[0] for word in args if word.startswith("--")):
-            if (name := flag[2:].replace("-", "_")) in GONE:
-                ctx.fail(f"{flag} is no flag any more: {GONE[name]}")
-        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the help of all parameters."""

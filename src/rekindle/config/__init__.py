@@ -2,7 +2,7 @@
 
 from rekindle.config.access import DEFAULT_NAMESPACE, is_loopback
 from rekindle.config.keywords import SettingsKeywords, SettingsWithoutModel
-from rekindle.config.loading import ENV_PREFIX, GONE, SETTINGS, KnownSetting, Settings, read_toml
+from rekindle.config.loading import ENV_PREFIX, SETTINGS, KnownSetting, Settings, read_toml
 from rekindle.config.parts import (
     DISK_SHARE,
     HOT_SHARE,
@@ -28,7 +28,6 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "DISK_SHARE",
     "ENV_PREFIX",
-    "GONE",
     "HOT_SHARE",
     "MOST_DISK_BYTES",
     "MOST_HOT_BYTES",

@@ -31,25 +31,6 @@ BOOLEANS: dict[int | str, bool] = {
     **dict.fromkeys((0, "0", "false", "off"), False),
 }
 ENV_PREFIX = "REKINDLE_"
-# What is not set any more, and what holds instead.
-GONE: Mapping[str, str] = {
-    "backend_silence_s": "a request is given up when the backend sends nothing for 600 seconds",
-    "check_when_idle": "REKINDLE_DEBUG=1 does it",
-    "eviction": "the least recently used is evicted first",
-    "map_weights": "packed weights are kept in the store's directory from 64 MiB on; with store=off they are not",
-    "max_step_s": "it is four times max_stall_s",
-    "min_reuse_ratio": "any share of a prompt is reused, from 16 tokens on",
-    "min_reuse_tokens": "it is 16",
-    "ping_s": "a stream without new output sends a ping every 5 seconds",
-    "readers": "the store is read by two threads",
-    "record_bytes": "a record of 1 GiB is set aside for a new one",
-    "response_bytes": "it is an eighth of disk_bytes",
-    "session_bytes": "it is an eighth of disk_bytes",
-    "snapshot_bytes": "hot_bytes is divided between KV and snapshots as for conversations of 8,192 tokens",
-    "staging_bytes": "it is 64 MiB",
-    "stale_ttl_s": "it is 30 days; `rekindle cache gc` removes stores earlier",
-    "text_index_bytes": "it is 256 MiB, or a quarter to a sixteenth of hot_bytes",
-}
 DAY_S = 86400
 # Part of `Settings` -> its title, its class.
 SECTIONS: dict[str, tuple[str, type]] = {
@@ -224,8 +205,6 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
 
 
 def _parse(source: str, name: str, value: Any) -> tuple[str, str, Any]:
-    if name in GONE:
-        raise ConfigError(f"{_at(source)}{name} is no setting any more: {GONE[name]}")
     if name not in SETTINGS:
         hint = did_you_mean(name, SETTINGS)
         if isinstance(value, Mapping):
