@@ -25,7 +25,7 @@ from rekindle.kv import q4h
 SMALLEST_BYTE, LARGEST_BYTE = 7, 254  # steps 2^-126 and 2^121: the smallest normal number, and what fp32 can hold
 LARGEST_CODE = 127
 _MANTISSA_BITS = 23
-_STEP_EXPONENT, _INVERSE_EXPONENT = 6, 260  # byte - 6 and 260 - byte are those of fp32
+_INVERSE_EXPONENT = 260  # byte - 6 is a step's exponent in fp32, and 260 - byte its inverse's
 
 
 def encode(y: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:

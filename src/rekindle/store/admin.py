@@ -72,7 +72,6 @@ def check_store(
     progress: Progress = lambda done, total: None,
     *,
     master: bytes | None = None,
-    clock: Callable[[], float] = time.time,
     fs: FileSystem | None = None,
 ) -> CheckReport:
     """Verify the index and every record without repairing anything. `progress(done, total)` counts blocks."""

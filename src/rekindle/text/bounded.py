@@ -111,9 +111,6 @@ class BoundedContext(jinja2.runtime.Context):
         self.meter.charge(length)
         return "".join(values)
 
-    def _sum(self, left: Any, right: Any) -> Any:
-        return compute(self.meter, "+", (left, right), operator.add)
-
     def has(self, left: Any, right: Any) -> bool:
         """Whether the right value holds the left one."""
         self.meter.charge(len(right) if type(right) is str else compared(self.meter, left, "in", right))
