@@ -317,23 +317,6 @@ def test_what_could_not_be_exported_follows_when_the_tier_is_back(replicas: Repl
     assert ask(other, history(turns=[first.text, "talk on"])).report.outcome == "extend"
 
 
-def test_blocks_can_be_adopted_by_hand(replicas: Replicas) -> None:
-    one, other = replicas.start("one"), replicas.start("other", tier=None)
-    first = ask(one, history())
-    exported(one)
-    tier = one.components.tier
-    assert tier is not None
-    head = tier.imports.head("default", "ada", compute_s=100.0)
-    assert head is not None
-    assert other.adopt("ada", head.branches) == 1 and other.adopt("ada", head.branches) == 0
-    told = history(turns=[first.text, "talk on"])
-    reply = ask(other, told)
-    assert reply.prompt_ids == ask(one, told).prompt_ids, "texts alone are enough to run with the same ids"
-    storeless = replicas.start("storeless", tier=None, store="off")
-    with pytest.raises(StoreError, match="there is no store"):
-        storeless.adopt("ada", head.branches)
-
-
 def test_settings_that_cannot_work_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tier needs a store"):
         Engine.from_pretrained(str(tiny_llama), store="off", tier=str(tmp_path / "tier"))

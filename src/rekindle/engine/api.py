@@ -10,7 +10,7 @@ Owns the lifetime of everything below it. Every method may be called from any th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -45,12 +45,11 @@ from rekindle.engine.types import (
     Report,
     Verdict,
 )
-from rekindle.errors import BadRequest, ConfigError, RekindleError, StoreError
+from rekindle.errors import BadRequest, ConfigError, RekindleError
 from rekindle.extensions import extensions, load
 from rekindle.model.sampling_defaults import SamplingDefaults
 from rekindle.spec import ModelSpec
-from rekindle.store.branch_text import BranchText
-from rekindle.store.values import BlockBytes, Wear
+from rekindle.store.values import Wear
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.replies import ReplyFormat
 from rekindle.worker import Death
@@ -329,29 +328,6 @@ class Engine:
         memory and disk too; None where none are checked."""
         loop = self.components.loop
         return loop.call(lambda core: None if core.verdicts is None else core.verdicts.of(hashes)).result()
-
-    def adopt(
-        self,
-        agent: str,
-        branches: Sequence[BranchText],
-        blocks: Iterable[BlockBytes] = (),
-        *,
-        namespace: str = "default",
-        timeout_s: float = 60.0,
-    ) -> int:
-        """Import KV computed elsewhere with the same model: texts of an agent as ids, and blocks for the store,
-        parents before children. Return how many texts were new.
-
-        Blocks are named by `fingerprint`, namespace and the store's secret, which have to be the same there. What does
-        not come along, or does not fit within `timeout_s`, is computed when it is needed. StoreError without a store.
-        """
-        check_new_agent_id(agent, where="agent")
-        parts = self.components
-        if parts.adoption is None:
-            raise StoreError("there is no store to take blocks in: start the engine with one")
-        adoption = parts.adoption
-        adoption.blocks(blocks, timeout_s=timeout_s)
-        return parts.intake.call(lambda: adoption.branches(namespace, agent, branches)).result()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every finished turn is durable; False if that takes longer than `timeout_s`."""
