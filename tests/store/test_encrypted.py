@@ -12,7 +12,6 @@ import pytest
 from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
 from rekindle.server.observers.receipts import Receipt
-from rekindle.server.responses.lookup import holds
 from rekindle.server.responses.records import Entry, Records, open_records
 from rekindle.store import admin
 from rekindle.store.commands import Purge
@@ -25,6 +24,7 @@ from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.files.veil import Veil
 from rekindle.store.replica_slots import ReplicaSlots
 from rekindle.store.warm import WarmStore
+from rekindle_models.stored import holds
 from tests.store.chains import FINGERPRINT, LAYOUT, SIZE, Chain, load, open_store, payload_of, save, warm_tokens
 
 KEY, OTHER = "ab" * 32, "cd" * 32

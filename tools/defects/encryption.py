@@ -34,7 +34,7 @@ ENCRYPTION: tuple[Mutant, ...] = (
     ),
     one(
         "encryption: a stored response that its model's server does not find",
-        "server/responses/lookup.py",
+        "rekindle_models/stored.py",
         "(found.match(namespace), found.match(id))",
         "(namespace, id)",
         SAYS,

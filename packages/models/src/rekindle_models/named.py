@@ -21,7 +21,7 @@ from rekindle.model.checkpoint import Source
 from rekindle.model.gguf import CONFIG, is_gguf
 from rekindle.server.border import Dialect
 from rekindle.server.models import DEFAULT, forms, is_any, unserved
-from rekindle.server.responses.lookup import holds
+from rekindle_models.stored import holds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # Of the settings of servers, those that the process of a model has as well.
