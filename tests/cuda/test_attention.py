@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,10 +148,16 @@ def test_hard_vectors_are_stored_as_on_a_processor(monkeypatch: pytest.MonkeyPat
     assert wrong is not None and "bytes of 64 vectors are stored differently there" in wrong
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 1},
+    "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_model_computes_what_torch_computes(kind: str) -> None:
-    theirs = in_memory(tiny_model(kind, FP32), kv="q4h")
-    ours = in_memory(tiny_model(kind, FP32).to(DEVICE), kv="q4h")
+    theirs = in_memory(tiny_model(kind, FP32, **MODELS[kind]), kv="q4h")
+    ours = in_memory(tiny_model(kind, FP32, **MODELS[kind]).to(DEVICE), kv="q4h")
     ours = replace(ours, compute=TritonCompute("triton", "a card or the interpreter"), device=DEVICE.type)
     benches, ids = [Bench(theirs), Bench(ours)], random_ids(24)
     for steps in ([("a", ids[:14])], [("a", ids[14:17]), ("b", ids[20:])], [("a", ids[17:18])]):

@@ -46,7 +46,7 @@ def attention_of(kind: Any, layer: Layer, num_rows: int, device: Any) -> tuple[A
     return kind(KVArena(layer.layout, 3, device)), AttentionPlan(layout, device)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
 def test_heads_are_normed_rotated_and_stored(data: st.DataObject) -> None:
     dtype, dim = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([16, 48, 64, 80]), "dim")
@@ -56,7 +56,7 @@ def test_heads_are_normed_rotated_and_stored(data: st.DataObject) -> None:
     layer = Layer(dtype, k_format, v_format, k_dim=dim, v_dim=dim, kv_heads=kv_heads, heads=heads, block_tokens=16)
     rotated = data.draw(st.sampled_from([dim, dim // 2, 8]), "rotated")
     paired, is_shared = data.draw(st.booleans(), "pairs of neighbours"), data.draw(st.booleans(), "cos of one half")
-    num_rows = data.draw(st.integers(2, 21), "rows")
+    num_rows = data.draw(st.integers(2, 18), "rows")
     angles = torch.randn(num_rows, rotated // 2, generator=torch.Generator().manual_seed(5)).to(DEVICE)
     cos, sin = (each(torch.cat((angles, angles), -1)).to(dtype) for each in (torch.cos, torch.sin))
     positions = tuple(each[:, : rotated // 2] if is_shared and not paired else each for each in (cos, sin))
@@ -78,12 +78,15 @@ def test_heads_are_normed_rotated_and_stored(data: st.DataObject) -> None:
     different = block_bytes(ours.arena, range(3)) != block_bytes(theirs.arena, range(3))
     if k_norm is None or k_format != NATIVE[dtype]:  # a norm's sum in another order moves few codes
         assert different.float().mean() <= (0 if k_norm is None else 0.01)
-    scoring = layer.scoring
-    same(
-        ours.attend_placed(5, queries, plan, Scoring(scoring["scaling"], None, None, None)),
-        ours.attend(5, wanted_q, plan, **scoring),
-    )
     assert plan.failed_spans() == []
+    # Attention is what reads queries that are rotated as keys are: that of a few rows, among all of them.
+    first = data.draw(st.integers(0, num_rows - 2), "first row that attends")
+    num_some, scoring = min(3, num_rows - 1 - first), layer.scoring
+    some = AttentionPlan(StepLayout([SequenceSpan([2, 0], first, num_some, first)], 16, num_some), DEVICE)
+    same(
+        ours.attend_placed(5, queries[first:][:num_some], some, Scoring(scoring["scaling"], None, None, None)),
+        ours.attend(5, wanted_q[first:][:num_some], some, **scoring),
+    )
 
 
 @pytest.mark.parametrize("at", [1, 2])
