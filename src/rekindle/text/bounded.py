@@ -39,7 +39,7 @@ from rekindle.text.metering import (
     padding,
 )
 
-_Read = TypeVar("_Read", jinja2.nodes.Template, jinja2.Template)
+_Read = TypeVar("_Read", jinja2.nodes.Template, types.CodeType)
 
 _SMALL = 1 << 64
 MOST_SOURCE = 1 << 19  # characters of a template; the longest in use have some ten thousand
@@ -170,7 +170,15 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def compiled(self, source: str) -> jinja2.Template:
         """The template, ready to be rendered. Raises TemplateSyntaxError, whatever is wrong with it."""
-        return _read(source, lambda: self.from_string(source))
+        return self.loaded(self.code(source))
+
+    def code(self, source: str) -> types.CodeType:
+        """What a template is compiled to, for any environment with the same options; raises as `compiled`."""
+        return _read(source, lambda: self.compile(source))
+
+    def loaded(self, code: types.CodeType) -> jinja2.Template:
+        """The template that was compiled to this code, ready to be rendered here."""
+        return self.template_class.from_code(self, code, self.make_globals(None))
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """The value of `left operator right`."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -58,6 +60,15 @@ class _Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a template's source says: its code, all that it may print, and what it reads without setting it."""
+
+    code: CodeType
+    literals: frozenset[str]
+    variables: frozenset[str]
+
+
 class ChatTemplate:
     """One or more named Jinja templates (`default`, `tool_use`) and the special tokens they may print.
 
@@ -78,10 +89,10 @@ class ChatTemplate:
         if total > MOST_SOURCE:
             raise ModelRefused(f"the chat templates have {total:,} characters: at most {MOST_SOURCE:,} are read")
         self.special_tokens = dict(special_tokens)
-        self._clock = clock
         self._most_work = most_work
-        self._environment = self._make_environment()
-        self._compiled = {name: self._compile(source) for name, source in self.sources.items()}
+        self._known = {name: _read(source) for name, source in self.sources.items()}
+        environment = _environment(clock)
+        self._compiled = {name: environment.loaded(known.code) for name, known in self._known.items()}
 
     @classmethod
     def from_dir(cls, directory: Path, *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -112,11 +123,10 @@ class ChatTemplate:
         """False if the model has none: it continues texts, and takes no messages."""
         return bool(self.sources)
 
-    @cached_property
+    @property
     def variables(self) -> frozenset[str]:
         """The names of all that the templates read without setting it: messages, switches of the caller, and so on."""
-        trees = [self._environment.parse(source) for source in self.sources.values()]
-        return frozenset().union(*(jinja2.meta.find_undeclared_variables(tree) for tree in trees))
+        return frozenset().union(*(known.variables for known in self._known.values()))
 
     @cached_property
     def takes_parts(self) -> bool:
@@ -137,12 +147,7 @@ class ChatTemplate:
 
     def literals(self) -> frozenset[str]:
         """Every piece of text and every string constant the templates may print."""
-        found: set[str] = set()
-        for source in self.sources.values():
-            tree = self._environment.parse(source)
-            found |= {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
-            found |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-        return frozenset(found)
+        return frozenset().union(*(known.literals for known in self._known.values()))
 
     def render(
         self,
@@ -195,21 +200,31 @@ class ChatTemplate:
             message = f"the model's chat template fails on this conversation: {type(error).__name__}: {error}"
             raise BadRequest(message, param="messages") from error
 
-    def _compile(self, source: str) -> jinja2.Template:
-        try:
-            return self._environment.compiled(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelRefused(f"the chat template cannot be parsed, line {error.lineno}: {error.message}") from error
 
-    def _make_environment(self) -> BoundedEnvironment:
-        environment = BoundedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = metered("tojson", _tojson)
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["namespace"] = _Namespace
-        environment.globals["strftime_now"] = lambda form: self._clock().strftime(form)
-        return environment
+@lru_cache(maxsize=16)
+def _read(source: str) -> _Source:
+    """Parse and compile a template, once in a process: it takes tens of milliseconds, and a start asks at several
+    clocks."""
+    environment = _environment(datetime.now)
+    try:
+        tree = environment.parse(source)
+        code = environment.code(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelRefused(f"the chat template cannot be parsed, line {error.lineno}: {error.message}") from error
+    literals = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+    literals |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return _Source(code, frozenset(literals), frozenset(jinja2.meta.find_undeclared_variables(tree)))
+
+
+def _environment(clock: Callable[[], datetime]) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = metered("tojson", _tojson)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["namespace"] = _Namespace
+    environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+    return environment
 
 
 def _of_processor(directory: Path) -> dict[str, str]:
