@@ -26,9 +26,9 @@ from rekindle.config import EngineSettings, ModelSettings, StoreSettings
 from rekindle.engine.blocks.loads import Load
 from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.core.background import IdleWork
+from rekindle.engine.core.chain_checks import checks_of
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.core.restore_checks import RestoreChecks
 from rekindle.engine.core.scheduler import Scheduler
 from rekindle.engine.core.speculation import Speculation
 from rekindle.engine.factory import chunk_multiple
@@ -150,7 +150,7 @@ class Rig:
             runner=self.runner,
             cache=self.cache,
             scheduler=self.scheduler,
-            checks=RestoreChecks(
+            checks=checks_of(
                 cache=self.cache,
                 scheduler=self.scheduler,
                 runner=self.runner,

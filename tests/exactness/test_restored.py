@@ -38,9 +38,9 @@ class ForgingArena(KVArena):
     forged = -1
 
 
-def saved(make_rig: MakeRig, directory: Path, **options: Any) -> tuple[Rig, tuple[int, ...]]:
+def saved(make_rig: MakeRig, directory: Path, kind: str = "llama", **options: Any) -> tuple[Rig, tuple[int, ...]]:
     """A rig that has saved a turn of `IDS` and is closed, and what it answered."""
-    rig = make_rig("llama", "fp64", "q4h", store_dir=directory, checked=1, **options)
+    rig = make_rig(kind, "fp64", "q4h", store_dir=directory, checked=1, **options)
     if isinstance(rig.arena, ForgingArena):
         rig.arena.forged = BAD  # the blocks of an empty pool are taken in order
     reply = rig.generate(IDS, NEW)

@@ -8,6 +8,7 @@ KEPT = "tests/server/test_receipts.py"
 CHAINS = "tests/engine/test_chain_of.py"
 OF_TURNS = "tests/sessions/http/test_coordination_receipts.py"
 CHECKED = "tests/exactness/test_restored.py"
+OF_CHAINS = "tests/exactness/test_restored_chains.py"
 
 RECEIPTS = (
     one(
@@ -208,5 +209,33 @@ CHECKS = (
         "if num_compared == self._cache.pool.block_tokens:",
         "if num_compared:",
         f"{CHECKED}::test_a_large_block_is_checked_a_chunk_a_step",
+    ),
+    one(
+        "restored windows are as computed",
+        "engine/core/chain_checks.py",
+        "*(running.chain.parts if is_last else ())",
+        "",
+        f"{OF_CHAINS}::test_windows_that_were_restored_are_compared_too",
+    ),
+    one(
+        "a chain keeps its blocks from a request",
+        "engine/core/core.py",
+        "            self.checks.yield_to_requests()\n",
+        "",
+        f"{OF_CHAINS}::test_a_request_gets_the_blocks_of_a_chain_at_once",
+    ),
+    one(
+        "a chain that another processor began differs",
+        "engine/core/chain_checks.py",
+        "or not all(map(store.is_own, hashes))",
+        "or not hashes",
+        f"{OF_CHAINS}::test_a_chain_that_another_processor_began_is_not_checked",
+    ),
+    one(
+        "a chain for each block that is due",
+        "engine/core/chain_checks.py",
+        "self._num_due < self.one_in * num_blocks or",
+        "self._num_due < self.one_in or",
+        f"{OF_CHAINS}::test_one_block_of_so_many_is_computed_and_only_chains_that_have_room_are",
     ),
 )

@@ -223,7 +223,7 @@ class StoreSettings:
         256,
         "in idle time, compute one of so many blocks restored from disk again and compare its bits; 0: none",
         detail="What differs is dropped, and counted. None is checked where equal ids may give other bits, of models "
-        "with windows or recurrent layers, and with an object tier. See [receipts.md](receipts.md#checks).",
+        "with recurrent layers, and with an object tier. See [receipts.md](receipts.md#checks).",
         bounds=at_least(0),
     )
     stale_ttl_s: float = 30 * 86400.0  # other models' stores that were unused for this long are removed at start

@@ -14,9 +14,9 @@ from rekindle.config import Settings
 from rekindle.engine.builder import Builder, Computing, check_places
 from rekindle.engine.capacity import capacity, check_budget, check_disk
 from rekindle.engine.components import Components
+from rekindle.engine.core.chain_checks import checks_of
 from rekindle.engine.core.core import EngineCore
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.core.restore_checks import RestoreChecks
 from rekindle.engine.core.scheduler import MIN_CHUNK, Scheduler
 from rekindle.engine.core.speculation import Speculation, max_draft
 from rekindle.model.loaded import LoadedModel, Runner
@@ -107,7 +107,7 @@ def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builde
             ),
             max_step_s=settings.engine.max_stall_s,
         ),
-        checks=RestoreChecks(
+        checks=checks_of(
             cache=parts.cache,
             scheduler=scheduler,
             runner=runner,
@@ -121,7 +121,6 @@ def _core(settings: Settings, loaded: LoadedModel, runner: Runner, parts: Builde
 
 def _checked(settings: Settings, loaded: LoadedModel) -> int:
     """Return one of how many restored blocks is computed again; 0, none, where that cannot have equal bits: if they
-    depend on the path, if a block can only be computed where its windows or states were kept, and if others compute
-    what is in the store, too."""
-    is_exact = loaded.promise == "bitwise" and not loaded.spec.layout.ending
+    depend on the path, as states do on where a prompt was cut, and if others compute what is in the store, too."""
+    is_exact = loaded.promise == "bitwise" and not loaded.spec.layout.states
     return settings.store.check_restored if is_exact and settings.tier.location is None else 0

@@ -143,6 +143,7 @@ class EngineCore(Core):
     def _step_in_turn(self, began: float) -> None:
         if self.scheduler.everybody():
             self.background.yield_to_requests()
+            self.checks.yield_to_requests()
         self.admission.admit(began)
         chunks = self._with_drafts(self._with_room(self.scheduler.plan(began)))
         if not self.scheduler.everybody():

@@ -71,6 +71,9 @@ class RestoreChecks:
         """Whether a block could be checked now: nothing is read or waits to be saved, so that all can be dropped."""
         return bool(self._waiting) and not len(self._cache.loads) and not len(self._cache.saving)
 
+    def yield_to_requests(self) -> None:
+        """Nothing is held between two steps."""
+
     def clear(self) -> None:
         """Forget what waits, with its token ids."""
         self._waiting.clear()
