@@ -75,6 +75,19 @@ def test_kernels_agree_with_the_definitions(layer: Layer) -> None:
     agree(layer, ours, rows, [SequenceSpan(blocks, 149, 1, 149), SequenceSpan(others, 70, 7, 70)], spare=1)
 
 
+@pytest.mark.parametrize("name", ["q4h", "q4h and q8h, window, sinks", "native, a window of one"])
+def test_rows_that_see_each_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and where the first of them are stored."""
+    monkeypatch.setattr("rekindle_cuda.attention.MOST_ROWS", 8)
+    layer = LAYERS[name]
+    rows = Rows.random(layer, 96)
+    first, second = (scattered_blocks(96, 7, seed, block_tokens=layer.block_tokens) for seed in (0, 1))
+    blocks, others = first, [7 + block for block in second]
+    ours = stored(layer, rows, 14, [(blocks, 96), (others, 55)])
+    mutual = SequenceSpan(others, 55, 19, 55, ((57, 70), (71, 73)))
+    agree(layer, ours, rows, [SequenceSpan(blocks, 60, 9, 96, ((60, 68),)), mutual], spare=1)
+
+
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_kernels_write_the_bytes_that_torch_writes(layer: Layer) -> None:
     scale = torch.logspace(-9, 4, 40, dtype=torch.float64)[:, None, None]

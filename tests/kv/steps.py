@@ -12,6 +12,7 @@ from torch import Tensor
 from rekindle.kv.arena import KVArena
 from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
+from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.spec import Format, KVLayout, LayerSpec
 
@@ -106,6 +107,24 @@ def in_chunks(
         outputs += step(attention, layer, [SequenceSpan(blocks, start, end - start, start)], [rows])[0]
         start = end
     return torch.cat(outputs)
+
+
+def agrees_where_rows_see_each_other(attention: PagedAttention, layer: Layer, bound: float) -> None:
+    """Of two stretches, one across the end of a tile: as the definitions say, and with the bits that a row has in other
+    company and where the first rows of a stretch are stored already."""
+    rows, blocks = Rows.random(layer, 640), scattered_blocks(640, attention.arena.num_blocks)
+    first, second = (486, 560), (571, 620)
+    in_chunks(attention, layer, rows, blocks, [440])
+    whole = SequenceSpan(blocks, 440, 200, 440, (first, second))
+    (got,), _ = step(attention, layer, [whole], [rows])
+    stored = block_bytes(attention.arena, blocks).clone()
+    wanted = attention_reference(attention.arena, 5, rows.q[440:640], [whole], **layer.scoring)
+    assert relative_error(got, wanted) < bound
+    parts = ((470, 560, (first,)), (486, 571, (first,)), (531, 640, ((531, 560), second)), (560, 571, ()))
+    for start, end, mutual in parts:
+        (again,), _ = step(attention, layer, [SequenceSpan(blocks, start, end - start, 640, mutual)], [rows])
+        assert torch.equal(again, got[start - 440 : end - 440])
+    assert torch.equal(block_bytes(attention.arena, blocks), stored)
 
 
 def block_bytes(arena: KVArena, blocks: Sequence[int]) -> Tensor:

@@ -21,7 +21,16 @@ from rekindle.kv.reference import attention_reference, relative_error
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
 from rekindle.spec import Format, LayerSpec
 from tests.kernels.native import needs_kernels, runnable
-from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
+from tests.kv.steps import (
+    BLOCK_TOKENS,
+    Layer,
+    Rows,
+    agrees_where_rows_see_each_other,
+    block_bytes,
+    in_chunks,
+    scattered_blocks,
+    step,
+)
 
 BF16 = torch.bfloat16
 BOUND = 0.012
@@ -103,6 +112,11 @@ def test_kernels_agree_with_the_definitions(kernels: KernelLibrary, layer: Layer
         wanted = attention_reference(attention.arena, 5, rows.q[start : start + last], spans, **layer.scoring)
         assert relative_error(got[start : start + last], wanted) < BOUND
     attention.check()
+
+
+@pytest.mark.parametrize("layer", [each for each in LAYERS if each.block_tokens == BLOCK_TOKENS], ids=str)
+def test_rows_that_see_each_other(kernels: KernelLibrary, layer: Layer) -> None:
+    agrees_where_rows_see_each_other(fused(kernels, layer, 24), layer, BOUND)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)

@@ -13,7 +13,16 @@ from rekindle.kv.attention import PagedAttention
 from rekindle.kv.plan import AttentionPlan
 from rekindle.kv.reference import attention_reference, relative_error, stored_vectors
 from rekindle.kv.step_layout import SequenceSpan, StepLayout
-from tests.kv.steps import BLOCK_TOKENS, Layer, Rows, block_bytes, in_chunks, scattered_blocks, step
+from tests.kv.steps import (
+    BLOCK_TOKENS,
+    Layer,
+    Rows,
+    agrees_where_rows_see_each_other,
+    block_bytes,
+    in_chunks,
+    scattered_blocks,
+    step,
+)
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 BOUNDS = {BF16: 0.02, FP32: 3e-6, FP64: 1e-13}
@@ -59,6 +68,11 @@ def test_vectorised_agrees_with_the_definitions(layer):
         wanted = attention_reference(arena, 5, rows.q[start : start + last], spans, **layer.scoring)
         assert relative_error(got[start : start + last], wanted) < BOUNDS[layer.dtype]
     attention.check()
+
+
+@pytest.mark.parametrize("layer", LAYERS[:10], ids=str)
+def test_rows_that_see_each_other(layer):
+    agrees_where_rows_see_each_other(PagedAttention(KVArena(layer.layout, 24)), layer, BOUNDS[layer.dtype])
 
 
 @pytest.mark.parametrize("layer", [Layer(FP64), Layer(FP64, "q8h", "q4h"), Layer(FP64, "fp64", "fp64")], ids=str)

@@ -6,6 +6,7 @@ from tools.defects.mutant import one
 
 TESTS = "tests/cuda/test_attention.py"
 RIGHT = f"{TESTS}::test_kernels_agree_with_the_definitions"
+MUTUAL = f"{TESTS}::test_rows_that_see_each_other"
 GRAPHS = "tests/cuda/test_graphs.py"
 RECORDED = f"{GRAPHS}::test_a_recorded_step_computes_others_of_its_bucket"
 PRODUCTS = "tests/cuda/test_products.py"
@@ -21,16 +22,37 @@ CARDS = (
     one(
         "card: a row sees the token after it",
         "rekindle_cuda/attend.py",
-        "(where <= seen[:, None])",
-        "(where <= seen[:, None] + 1)",
+        "(where <= last[:, None])",
+        "(where <= last[:, None] + 1)",
         RIGHT,
     ),
     one(
         "card: a window that is a token longer",
         "rekindle_cuda/attend.py",
-        "seen[:, None] - SHAPE.window",
-        "seen[:, None] - SHAPE.window - 1",
+        "own[:, None] - SHAPE.window",
+        "own[:, None] - SHAPE.window - 1",
         RIGHT,
+    ),
+    one(
+        "card: rows that see each other see those before them alone",
+        "rekindle_cuda/attend.py",
+        "last = tl.maximum(own, sees - 1)",
+        "last = own",
+        MUTUAL,
+    ),
+    one(
+        "card: a window counted from the end of rows that see each other",
+        "rekindle_cuda/attend.py",
+        "(where > own[:, None] - SHAPE.window)",
+        "(where > last[:, None] - SHAPE.window)",
+        MUTUAL,
+    ),
+    one(
+        "card: many rows at once, of which some see each other",
+        "rekindle_cuda/work.py",
+        " or bool(span.mutual)",
+        "",
+        MUTUAL,
     ),
     one(
         "card: sums of pieces that do not fade",

@@ -19,9 +19,16 @@ COMPUTING = (
     one(
         "position off by one in the mask",
         "kv/plan.py",
-        "hidden = context > positions\n",
-        "hidden = context > positions + 1\n",
+        "hidden = context > (positions if",
+        "hidden = context - 1 > (positions if",
         f"{ALONE}::test_logits_at_every_position[fp64-sdpa-1e-12-llama]",
+    ),
+    one(
+        "a mask that hides what rows see of each other",
+        "kv/plan.py",
+        "run.end if run.is_mutual else None",
+        "run.first + 1 if run.is_mutual else None",
+        "tests/kv/test_paged_attention.py::test_rows_that_see_each_other",
     ),
     one(
         "K and V swapped",

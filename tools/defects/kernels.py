@@ -8,6 +8,7 @@ FUSED, LINEAR = "tests/kv/test_fused.py", "tests/kernels/test_linear.py"
 RIGHT = f"{FUSED}::test_kernels_agree_with_the_definitions"
 BYTES = f"{FUSED}::test_kernels_write_the_bytes_that_torch_writes"
 BITS = f"{FUSED}::test_bits_depend_on_no_cut_no_company_and_no_threads"
+MUTUAL = f"{FUSED}::test_rows_that_see_each_other"
 LOWEST = f"{FUSED}::test_the_lowest_scores_weigh_as_with_torch"
 NOT_FINITE = f"{FUSED}::test_a_row_that_is_not_finite_fails_alone"
 STRIDED = f"{FUSED}::test_strided_rows_are_read_where_they_are"
@@ -56,24 +57,45 @@ ATTENTION = (
     native(
         "a row sees the token after it",
         "attention.hpp",
-        "end = position + 1 - start",
-        "end = position + 2 - start",
+        "end = row.end - start",
+        "end = row.end + 1 - start",
         RIGHT,
     ),
     native(
         "a row does not see itself",
         "attention.hpp",
-        "end = position + 1 - start",
-        "end = position - start",
+        "end = row.end - start",
+        "end = row.end - 1 - start",
         RIGHT,
         LOWEST,
     ),
     native(
         "a window of one token more",
         "attention.hpp",
-        "window > 0 ? position + 1 - window - start : 0",
-        "window > 0 ? position - window - start : 0",
+        "window > 0 ? row.position + 1 - window - start : 0",
+        "window > 0 ? row.position - window - start : 0",
         RIGHT,
+    ),
+    native(
+        "rows that see each other see no segment after their own",
+        "attention.hpp",
+        "(end_of(span, end - 1) + TOKENS - 1) / TOKENS",
+        "(span.start + end + TOKENS - 1) / TOKENS",
+        MUTUAL,
+    ),
+    native(
+        "what later rows hold of rows that see each other is not unpacked",
+        "attention.hpp",
+        "last = end_of(*piece.span, piece.end - 1);",
+        "last = piece.span->start + piece.end;",
+        MUTUAL,
+    ),
+    native(
+        "a window counted from the end of rows that see each other",
+        "attention.hpp",
+        "row.position + 1 - window - start",
+        "row.end - window - start",
+        MUTUAL,
     ),
     native(
         "a window that leaves out a segment of its oldest token",

@@ -8,7 +8,7 @@ Built once per step and shared by all layers; masks are built at first use, per 
     a piece          rows of a range, few enough that their scores stay small; bits do not depend on the split
 
 Ranges end at tile borders, so no row attends to more than one tile of masked positions, and a row's context always
-starts at a multiple of TILE, whatever else is computed alongside.
+starts at a multiple of TILE, whatever else is computed alongside. Rows that see each other are a range of their own.
 """
 
 from __future__ import annotations
@@ -63,14 +63,19 @@ class ScoreShape:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Positions `position .. until` of a sequence, which are the step's rows from `row` on."""
+    """Positions `position .. until` of a sequence, which are the step's rows from `row` on.
+
+    `sees`: where the positions end that all of them see; None: each up to itself.
+    """
 
     row: int
     position: int
     until: int
+    sees: int | None
 
     def part(self, position: int, num_rows: int) -> _Rows:
-        return _Rows(self.row + position - self.position, position, min(self.until, position + num_rows))
+        row = self.row + position - self.position
+        return _Rows(row, position, min(self.until, position + num_rows), self.sees)
 
 
 class AttentionPlan:
@@ -129,14 +134,15 @@ class AttentionPlan:
         return self._ranges[shape]
 
     def _make_ranges(self, shape: ScoreShape) -> list[QueryRange]:
-        ranges, row = [], 0
+        ranges, row = list[QueryRange](), 0
         for span in self.layout.spans:
-            position, end = span.start, span.start + span.num_rows
-            while position < end:
-                until = min(end, (position // TILE + 1) * TILE)
-                ranges.append(self._range(span, _Rows(row, position, until), shape))
-                row += until - position
-                position = until
+            for run in span.runs():
+                position, sees = run.first, run.end if run.is_mutual else None
+                while position < run.end:
+                    until = sees or min(run.end, (position // TILE + 1) * TILE)
+                    ranges.append(self._range(span, _Rows(row, position, until, sees), shape))
+                    row += until - position
+                    position = until
         return ranges
 
     def _range(self, span: SequenceSpan, rows: _Rows, shape: ScoreShape) -> QueryRange:
@@ -164,7 +170,7 @@ class AttentionPlan:
         # Without a window every row sees all positions before the piece: no need to mask those.
         masked_from = (rows.position - first) // 64 * 64 if shape.window is None else 0
         context = torch.arange(first + masked_from, first + num_context, device=self.device)
-        hidden = context > positions
+        hidden = context > (positions if rows.sees is None else torch.full_like(positions, rows.sees - 1))
         if shape.window is not None:
             hidden |= context <= positions - shape.window
         mask = torch.zeros(hidden.shape, dtype=shape.dtype, device=self.device)

@@ -41,16 +41,18 @@ def attention_reference(
         )
         if layer.spec.latent:
             keys, values = torch.cat((keys, values), dim=-1), keys
-        for position in range(span.start, span.start + span.num_rows):
+        ends = span.seen()
+        for position in range(span.start, span.end):
+            end = position + 1 if ends is None else int(ends[position - span.start])
             first = 0 if window is None else max(0, position - window + 1)
             for head in range(q.shape[1]):
-                seen = slice(first, position + 1)
+                seen = slice(first, end)
                 scores = keys[head // group, seen] @ q[row, head].double() * scaling
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
                 if sinks is not None:
                     scores = torch.cat((scores, sinks[head : head + 1].double()))
-                weights = torch.softmax(scores, 0)[: position + 1 - first]
+                weights = torch.softmax(scores, 0)[: end - first]
                 outputs[row, head] = weights @ values[head // group, seen]
             row += 1
     return outputs

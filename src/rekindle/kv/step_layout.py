@@ -5,6 +5,7 @@ numpy only: knows no layer's bytes and no tensors.
 
     a sequence   |<-------------- context, in blocks -------------->|
     its span                       [start ......... start + num_rows)
+    runs         [start .. a) [a .. mutual .. b) [b .. end)     each row sees up to itself, mutual ones all up to b
     segments     [start .... b) [b ........ c) [c ... end)      b, c: ends of blocks whose state is kept
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,17 +25,52 @@ from rekindle.parts import STATE, Part, attention_part
 RowsOf = Callable[[Part, np.ndarray], np.ndarray]
 
 
+class Run(NamedTuple):
+    """Rows at positions [first, end): each sees the positions up to its own, or if they are mutual, up to `end`."""
+
+    first: int
+    end: int
+    is_mutual: bool
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
     """Rows `start .. start + num_rows` of a sequence whose positions lie in `blocks`.
 
-    Rows at positions below `num_stored` are computed, not written: their KV is in the blocks already.
+    Rows at positions below `num_stored` are computed, not written: their KV is in the blocks already. `mutual`: first
+    position and end of stretches whose rows see each other, in order, as the tokens of a picture may.
     """
 
     blocks: Sequence[int]
     start: int
     num_rows: int
     num_stored: int
+    mutual: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The position after its last row."""
+        return self.start + self.num_rows
+
+    def runs(self) -> Iterator[Run]:
+        """Yield its rows in order, cut where it changes what they see."""
+        position = self.start
+        for first, end in self.mutual:
+            if position < first:
+                yield Run(position, first, False)
+            yield Run(first, end, True)
+            position = end
+        if position < self.end:
+            yield Run(position, self.end, False)
+
+    def seen(self) -> np.ndarray | None:
+        """Return the position after the last token that each row sees, int64 [rows]; None: its own."""
+        if not self.mutual:
+            return None
+        ends = np.arange(self.start + 1, self.end + 1)
+        for first, end in self.mutual:
+            ends[first - self.start : end - self.start] = end
+        return ends
 
 
 def same_rows(kind: Part, blocks: np.ndarray) -> np.ndarray:
@@ -59,8 +97,11 @@ class StepLayout:
         for span in self.spans:
             if span.num_rows < 1 or span.start < 0:
                 raise ValueError(f"a span needs at least one row from position 0 on: {span.num_rows} at {span.start}")
-            if len(span.blocks) * block_tokens < span.start + span.num_rows:
-                raise ValueError(f"{len(span.blocks)} blocks do not hold position {span.start + span.num_rows - 1}")
+            if len(span.blocks) * block_tokens < span.end:
+                raise ValueError(f"{len(span.blocks)} blocks do not hold position {span.end - 1}")
+            edges = [span.start, *chain(*span.mutual), span.end]
+            if edges != sorted(edges):
+                raise ValueError(f"rows that see each other are at {span.mutual}, the span at {span.start, span.end}")
         positions, self._blocks, self.written = self._rows()
         self._rows_of, self._targets = rows_of, dict[int | None, np.ndarray]()
         self.row_offsets = (positions % block_tokens).astype(np.int32)

@@ -30,10 +30,12 @@ def attend_kernel(q, keys, values, todo, out, scaling, softcap, SHAPE: tl.conste
         index, head = each // SHAPE.kv_heads, each % SHAPE.kv_heads
         item = todo.items + index * _FIELDS
         table, row, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-        position, begin, end = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+        position, sees = tl.load(item + 3), tl.load(item + 4)
+        begin, end = tl.load(item + 5), tl.load(item + 6)
         is_live = m < count * SHAPE.shared
         q_first, q_second = _queries(q, row, head, is_live, SHAPE, K)
-        seen = position + m // SHAPE.shared  # the last token that a row attends to
+        own = position + m // SHAPE.shared
+        last = tl.maximum(own, sees - 1)  # the last token that a row attends to
         top = tl.full([SHAPE.folded], _MASKED, tl.float32)
         weight = tl.full([SHAPE.folded], 0.0, tl.float32)
         first = tl.full([SHAPE.folded, V.padded], 0.0, tl.float32)
@@ -44,7 +46,7 @@ def attend_kernel(q, keys, values, todo, out, scaling, softcap, SHAPE: tl.conste
             k_first, k_second = halves(keys, block, token, K, SHAPE.dtype)
             scores = tl.dot(q_first, tl.trans(k_first), input_precision="ieee")
             scores = tl.dot(q_second, tl.trans(k_second), scores, input_precision="ieee") * scaling
-            p, fade, top = _weights(scores, start, end, seen, top, softcap, SHAPE)
+            p, fade, top = _weights(scores, start, end, own, last, top, softcap, SHAPE)
             weight = weight * fade + tl.sum(p, 1)
             v_first, v_second = halves(values, block, token, V, SHAPE.dtype)
             p = p.to(SHAPE.dtype)
@@ -66,14 +68,14 @@ def _queries(q, row, head, is_live, SHAPE: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _weights(scores, start, end, seen, top, softcap, SHAPE: tl.constexpr):
+def _weights(scores, start, end, own, last, top, softcap, SHAPE: tl.constexpr):
     """Weights of a tile of tokens against the largest score so far, what older sums fade by, and the largest score."""
     if SHAPE.softcap:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
     where = (start + tl.arange(0, SHAPE.tile))[None, :]
-    is_seen = (where <= seen[:, None]) & (where < end)
+    is_seen = (where <= last[:, None]) & (where < end)
     if SHAPE.window > 0:
-        is_seen = is_seen & (where > seen[:, None] - SHAPE.window)
+        is_seen = is_seen & (where > own[:, None] - SHAPE.window)
     scores = tl.where(is_seen, scores, _MASKED)
     highest = tl.maximum(top, tl.max(scores, 1))
     p = tl.where(is_seen, tl.exp2((scores - highest[:, None]) * _LOG2E), 0.0)

@@ -179,8 +179,8 @@ class TritonAttention(PagedAttention):
         use = Use(window, q.shape[1] // layer.spec.num_kv_heads, MOST_ROWS if is_plain else None)
         for items in self._sheet_of(plan, use).items(use):
             self._attend(items, queries, own, out, scoring)
-        for row, span in plan.layout.rows_of_spans() if is_plain else ():
-            if span.num_rows > MOST_ROWS:
+        for row, span in plan.layout.rows_of_spans():
+            if not use.takes(span):
                 rows = slice(row, row + span.num_rows)
                 out[rows] = attend_prompt(queries.data[rows], span, plan.layout, keys, values, scaling=scoring.scaling)
         return out

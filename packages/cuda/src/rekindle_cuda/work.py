@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rekindle.kv.step_layout import SequenceSpan, StepLayout
+from rekindle.kv.step_layout import Run, SequenceSpan, StepLayout
 
-FIELDS = 6  # of a work item: table, first row, number of rows, position of the first row, first token, end
+FIELDS = 7  # of a work item: table, first row, number of rows, position of the first, what all see, first token, end
 PIECE_FIELDS = 4  # of a row: its first item, the number of its items, its place among their rows, its place in the step
 LEAST_FOLDED, MOST_FOLDED = 16, 32  # rows times query heads of a K/V head that a program computes together
 MOST_ITEMS = 2048  # of a launch, unless one tile has more: partial sums of each take up to 0.26 MB
@@ -60,7 +60,11 @@ class Use(NamedTuple):
 
     window: int | None
     shared: int  # query heads of a K/V head
-    most_rows: int | None  # of a span that is not left out
+    most_rows: int | None  # of a span that is not left out; None: none is
+
+    def takes(self, span: SequenceSpan) -> bool:
+        """Whether the work has a span's rows: many at once are left out, unless some of them see each other."""
+        return self.most_rows is None or span.num_rows <= self.most_rows or bool(span.mutual)
 
 
 class Launch(NamedTuple):
@@ -73,15 +77,18 @@ class Launch(NamedTuple):
 
 def launches(layout: StepLayout, use: Use) -> list[Launch]:
     """The launches of a step; rows that nobody reads are among those of the first, without items."""
-    tiles: dict[int, list[tuple[int, int, int, int]]] = {}  # by folded: table, first row, rows, first position
+    # By folded: table, first row, rows, first position, and the end of what all of them see, 0: each up to itself.
+    tiles: dict[int, list[tuple[int, int, int, int, int]]] = {}
     table = 0
     for row, span in layout.rows_of_spans():
-        if use.most_rows is None or span.num_rows <= use.most_rows:
+        if use.takes(span):
             least = LEAST_FOLDED if span.num_rows * use.shared <= LEAST_FOLDED else MOST_FOLDED
             folded = max(triton.next_power_of_2(use.shared), least)
             own = tiles.setdefault(folded, [])
-            for position, until in _tiles(span, folded // use.shared):
-                own.append((table, row + position - span.start, until - position, position))
+            for run in span.runs():
+                sees = run.end if run.is_mutual else 0
+                for position, until in _tiles(run, folded // use.shared):
+                    own.append((table, row + position - span.start, until - position, position, sees))
         table += len(span.blocks)
     found = [launch for folded, own in tiles.items() for launch in _launches(folded, np.array(own), use.window)]
     unread = np.arange(layout.num_used, layout.num_rows)
@@ -93,9 +100,9 @@ def launches(layout: StepLayout, use: Use) -> list[Launch]:
     return found
 
 
-def _tiles(span: SequenceSpan, rows: int) -> Iterator[tuple[int, int]]:
+def _tiles(run: Run, rows: int) -> Iterator[tuple[int, int]]:
     """Positions [first, end) of at most `rows` rows whose pieces have one size."""
-    position, end = span.start, span.start + span.num_rows
+    position, end = run.first, run.end
     while position < end:
         border = next((limit for limit in LIMITS.tolist() if position < limit), end)
         until = min(end, border, position + rows)
@@ -104,8 +111,8 @@ def _tiles(span: SequenceSpan, rows: int) -> Iterator[tuple[int, int]]:
 
 
 def _launches(folded: int, tiles: np.ndarray, window: int | None) -> Iterator[Launch]:
-    """The items of tiles [tiles, 4], from the first token that one of a tile's rows may see."""
-    position, until = tiles[:, 3], tiles[:, 2] + tiles[:, 3]
+    """The items of tiles [tiles, 5], from the first token that one of a tile's rows may see."""
+    position, until = tiles[:, 3], np.maximum(tiles[:, 2] + tiles[:, 3], tiles[:, 4])
     size = PIECES[np.searchsorted(LIMITS, position, side="right")]
     oldest = np.zeros_like(position) if window is None else np.maximum(0, position - window + 1)
     first = oldest // size * size

@@ -103,7 +103,8 @@ class FusedAttention(PagedAttention):
         if window not in self._spans:
             row, spans = 0, []
             for span in plan.layout.spans:
-                spans.append(Span(plan.layout.context(window, span), span.start, span.num_rows, row))
+                blocks = plan.layout.context(window, span)
+                spans.append(Span(blocks, span.start, span.num_rows, row, span.seen()))
                 row += span.num_rows
             self._spans[window] = Spans(spans)
         return self._spans[window]

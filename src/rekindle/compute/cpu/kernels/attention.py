@@ -33,12 +33,17 @@ class Rows(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Rows start .. start + num_rows of a sequence, the step's from `row` on; its blocks, int32 [n] and contiguous."""
+    """Rows start .. start + num_rows of a sequence, the step's from `row` on; its blocks, int32 [n] and contiguous.
+
+    `ends`: the position after the last token that each row sees, int64 [num_rows] and never less than that of the row
+    before; None: each row sees up to itself.
+    """
 
     blocks: np.ndarray
     start: int
     num_rows: int
     row: int
+    ends: np.ndarray | None = None
 
 
 class Scoring(NamedTuple):
@@ -75,7 +80,7 @@ class WriteCall(ctypes.Structure):
 
 
 class _Span(ctypes.Structure):
-    _fields_ = (("blocks", _POINTER), ("start", _I64), ("rows", _I64), ("row", _I64))
+    _fields_ = (("blocks", _POINTER), ("start", _I64), ("rows", _I64), ("row", _I64), ("ends", _POINTER))
 
 
 class AttendCall(ctypes.Structure):
@@ -129,11 +134,19 @@ class Spans:
     """The spans of a step in the form the kernels read."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        self._blocks = [span.blocks for span in spans]  # kept alive
-        assert all(blocks.dtype == np.int32 and blocks.flags.c_contiguous for blocks in self._blocks)
+        self._spans = tuple(spans)  # kept alive
+        assert all(span.blocks.dtype == np.int32 and span.blocks.flags.c_contiguous for span in spans)
+        assert all(span.ends is None or span.ends.dtype == np.int64 for span in spans)
         self.described = (_Span * len(spans))(
-            *(_Span(span.blocks.ctypes.data, span.start, span.num_rows, span.row) for span in spans)
+            *(
+                _Span(span.blocks.ctypes.data, span.start, span.num_rows, span.row, _address(span.ends))
+                for span in spans
+            )
         )
+
+
+def _address(values: np.ndarray | None) -> int | None:
+    return None if values is None else int(values.ctypes.data)
 
 
 class AttentionKernel:

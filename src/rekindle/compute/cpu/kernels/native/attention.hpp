@@ -46,13 +46,17 @@ struct Piece {
   int64_t segments() const { return end_segment - first_segment; }
 };
 
+// The position after the last token that a row of a span sees; no less than that of the row before.
+int64_t end_of(const rk_span& span, int64_t index) { return span.ends ? span.ends[index] : span.start + index + 1; }
+
 // Where a folded row of a piece is: (row, query head).
 struct Row {
-  int64_t position, row, head;
+  int64_t position, end, row, head;
 
   Row(const Piece& piece, int64_t folded) {
     const int64_t index = piece.first + folded / piece.heads;
     position = piece.span->start + index;
+    end = end_of(*piece.span, index);
     row = piece.span->row + index;
     head = piece.first_head + folded % piece.heads;
   }
@@ -143,9 +147,9 @@ void merge(const float* sums, Mass mass, int64_t count, float* state) {
   *largest = most, *sum = *sum * factors[0] + mass.sum * factors[1];
 }
 
-Seen seen_by(const Job& job, int64_t position, int64_t start) {
+Seen seen_by(const Job& job, const Row& row, int64_t start) {
   const int64_t window = job.call.window;
-  const int64_t end = position + 1 - start, first = window > 0 ? position + 1 - window - start : 0;
+  const int64_t end = row.end - start, first = window > 0 ? row.position + 1 - window - start : 0;
   return {(int)(first > 0 ? (first < TOKENS ? first : TOKENS) : 0), (int)(end < TOKENS ? end : TOKENS)};
 }
 
@@ -158,7 +162,7 @@ void attend_rows(const Job& job, const Piece& piece, int64_t folded, int rows, i
   for (int r = 0; r < rows; r++) {
     const Row row(piece, folded + r);
     q[r] = job.q + (row.row * job.call.heads + row.head) * q4h::query_dim(job.layer);
-    seen[r] = seen_by(job, row.position, start);
+    seen[r] = seen_by(job, row, start);
     if (seen[r].any() && seen[r].end > tokens) tokens = seen[r].end;
   }
   if (tokens == 0) return;
@@ -173,7 +177,7 @@ void attend_rows(const Job& job, const Piece& piece, int64_t folded, int rows, i
 
 // Merges what a piece's rows see of one segment into their states.
 void attend_segment(const Job& job, const Piece& piece, int64_t index, float* states, Scratch& s) {
-  const int64_t start = index * TOKENS, last = piece.span->start + piece.end;
+  const int64_t start = index * TOKENS, last = end_of(*piece.span, piece.end - 1);
   const int count = (int)(last - start < TOKENS ? last - start : TOKENS);
   products::unpack(job.layer, piece.span->blocks, start, count, piece.kv_head, job.shape, s.segment);
   const int64_t rows = piece.rows(), groups = (rows + products::MOST_ROWS - 1) / products::MOST_ROWS;
@@ -239,7 +243,7 @@ int64_t list_pieces(const Job& job, Piece* pieces) {
       const int64_t first = chunk * PIECE_ROWS, end = std::min(span.rows, first + PIECE_ROWS);
       const int64_t window = job.call.window, oldest = window > 0 ? span.start + first + 1 - window : 0;
       const int64_t first_segment = oldest > 0 ? oldest / TOKENS : 0;
-      const int64_t end_segment = (span.start + end + TOKENS - 1) / TOKENS;
+      const int64_t end_segment = (end_of(span, end - 1) + TOKENS - 1) / TOKENS;
       const int64_t together = heads_together(job, end - first);
       for (int64_t head = 0; head < job.call.heads; count++) {
         const int64_t kv_head = head / job.heads_per_kv, left = (kv_head + 1) * job.heads_per_kv - head;

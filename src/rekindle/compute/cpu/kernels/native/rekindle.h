@@ -104,13 +104,15 @@ typedef struct {
 void rk_write(const rk_layer* layer, const rk_write_call* call, int32_t threads);
 
 /* Rows start .. start + rows of a sequence, which are the call's rows from `row` on; blocks[i] holds its tokens from
- * i * block_tokens on, up to the last row's at least. */
+ * i * block_tokens on, up to the last row's at least. ends: the position after the last token that each row sees, never
+ * less than that of the row before, or NULL: each sees up to itself. */
 typedef struct {
   const int32_t* blocks;
   int64_t start, rows, row;
+  const int64_t* ends;
 } rk_span;
 
-/* Causal attention of every span to what is stored of its sequence, up to the row itself.
+/* Attention of every span to what is stored of its sequence, up to the row itself or where `ends` says.
  *
  * output: bf16 [rows][heads][v_dim], of a latent layer [k_dim]. window: how many tokens a row sees, itself included,
  * or 0 for all. softcap: 0 for none. sinks: fp32 [heads], or NULL.
