@@ -14,7 +14,10 @@ import torch
 from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoImageProcessor, AutoModelForMultimodalLM, Idefics3Processor, PreTrainedTokenizerFast
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionTransformer
+from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
+from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionTransformer
 
 from tests.tiny_models import END_ID, PAD_ID
@@ -44,25 +47,90 @@ def text(written: str) -> Part:
     return {"type": "text", "text": written}
 
 
+Given = dict[str, torch.Tensor]
+
+
+class _TileProcessor:
+    """transformers' own of Idefics 3: that of SmolVLM writes the same, and needs packages for videos."""
+
+    def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerFast, config: Any) -> None:
+        count = int((config.vision_config.image_size // config.vision_config.patch_size) ** 2 / config.scale_factor**2)
+        images = AutoImageProcessor.from_pretrained(directory)
+        self._own = Idefics3Processor(images, tokenizer, image_seq_len=count)
+
+    def __call__(self, written: str, pictures: Sequence[Image.Image]) -> Given:
+        shown = [list(pictures)] if pictures else None
+        return dict(self._own(text=written, images=shown, return_tensors="pt", add_special_tokens=False))
+
+
+class _PatchProcessor:
+    """What that of Pixtral does, which cannot be imported without torchvision."""
+
+    def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerFast, config: Any) -> None:
+        self._images, self._tokenizer = AutoImageProcessor.from_pretrained(directory), tokenizer
+        self._side = config.vision_config.patch_size * config.spatial_merge_size
+
+    def __call__(self, written: str, pictures: Sequence[Image.Image]) -> Given:
+        given: Given = {}
+        if pictures:
+            given = dict(self._images(list(pictures), patch_size=self._side, return_tensors="pt"))
+        for height, width in given.get("image_sizes", torch.zeros(0, 2)).tolist():
+            line = "\0" * int(width // self._side) + "[IMG_BREAK]"
+            tokens = (line * int(height // self._side)).removesuffix("[IMG_BREAK]") + "[IMG_END]"
+            written = written.replace("[IMG]", tokens, 1)
+        ids = self._tokenizer(written.replace("\0", "[IMG]"), return_tensors="pt", add_special_tokens=False)
+        return {"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"], **given}
+
+
+class _PooledProcessor:
+    """transformers' own of Gemma 3."""
+
+    def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerFast, config: Any) -> None:
+        images = AutoImageProcessor.from_pretrained(directory)
+        self._own = Gemma3Processor(images, tokenizer, image_seq_length=config.mm_tokens_per_image)
+
+    def __call__(self, written: str, pictures: Sequence[Image.Image]) -> Given:
+        shown = [list(pictures)] if pictures else None
+        return dict(self._own(text=[written], images=shown, return_tensors="pt", add_special_tokens=False))
+
+
+# As the tokenizer of Gemma 3 names them.
+_NAMED = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+_PROCESSORS = {
+    "smolvlm": _TileProcessor,
+    "idefics3": _TileProcessor,
+    "mistral3": _PatchProcessor,
+    "gemma3": _PooledProcessor,
+}
+
+
 class Reference:
     """A model by transformers alone, with its own processor of conversations."""
 
     def __init__(self, directory: Path) -> None:
         self.model = AutoModelForMultimodalLM.from_pretrained(directory, dtype=torch.float32).eval()
-        self.processor = Idefics3Processor(  # that of SmolVLM writes the same, and needs packages for videos
-            AutoImageProcessor.from_pretrained(directory),
-            PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json")),
-            image_seq_len=self.model.model.image_seq_len,
-            chat_template=(directory / "chat_template.jinja").read_text("utf-8"),
+        self.images = AutoImageProcessor.from_pretrained(directory)
+        self.template = (directory / "chat_template.jinja").read_text("utf-8")
+        kind = self.model.config.model_type
+        named = {"extra_special_tokens": _NAMED} if kind == "gemma3" else {}
+        self._tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"), **named)
+        self._process = _PROCESSORS[kind](directory, self._tokenizer, self.model.config)
+
+    def given(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image]) -> Given:
+        """What the model is called with."""
+        written = self._tokenizer.apply_chat_template(
+            [_plain(each) for each in messages],
+            chat_template=self.template,
+            add_generation_prompt=True,
+            tokenize=False,
         )
+        return self._process(written, pictures)
 
     def reply(
         self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image], count: int
     ) -> tuple[list[int], list[int], list[float]]:
         """The ids of the prompt, those of a greedy reply of at most `count` tokens, and their log probabilities."""
-        written = self.processor.apply_chat_template([_plain(each) for each in messages], add_generation_prompt=True)
-        shown = [list(pictures)] if pictures else None
-        given = self.processor(text=written, images=shown, return_tensors="pt", add_special_tokens=False)
+        given = self.given(messages, pictures)
         with torch.inference_mode():
             made = self.model.generate(
                 **given, max_new_tokens=count, do_sample=False, eos_token_id=END_ID, pad_token_id=PAD_ID,
@@ -82,10 +150,10 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def counted_tiles() -> Iterator[list[int]]:
+def counted_looks() -> Iterator[list[int]]:
     """One entry for each call of a vision part, of any model in this process."""
     calls: list[int] = []
-    classes = (Idefics3VisionTransformer, SmolVLMVisionTransformer)
+    classes = (Idefics3VisionTransformer, PixtralVisionModel, SiglipVisionModel, SmolVLMVisionTransformer)
     handle = register_module_forward_pre_hook(
         lambda module, args: calls.append(1) if isinstance(module, classes) else None
     )

@@ -24,12 +24,13 @@ SPREAD = 0.02 * 8
 WINDOW = 24
 CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|tool|>")
 PAD_ID, START_ID, END_ID, TOOL_ID = range(4)
-# Around pictures, after all other ids: as the tokenizers of SmolVLM and Idefics 3 name them.
-PICTURE_TOKENS = (
-    *("<fake_token_around_image>", "<image>", "<global-img>"),
+# Around pictures, after all other ids: as the tokenizers of these models name them, that of each row first.
+TILE_TOKENS = (
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 )
-IMAGE_ID = VOCAB_SIZE + PICTURE_TOKENS.index("<image>")
+PATCH_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+POOLED_TOKENS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 CHAT_TEMPLATE = (
@@ -100,9 +101,37 @@ _EYE: dict[str, Any] = {
 }
 
 # Tiles of 16 x 16 pixels, at most 4 x 4 of them and the whole picture; each is 4 tokens.
-_PICTURES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 16}, "do_image_splitting": True}
-_PROCESSORS = {"smolvlm": "SmolVLMImageProcessor", "idefics3": "Idefics3ImageProcessor"}
-_WITH_PICTURES = {"vocab_size": VOCAB_SIZE + len(PICTURE_TOKENS)}
+_TILED = {
+    "size": {"longest_edge": 64},
+    "max_image_size": {"longest_edge": 16},
+    "do_image_splitting": True,
+    "processor_class": "Idefics3Processor",
+}
+# At most 64 pixels each way; a token has 8 x 8 of them.
+_PATCHED = {
+    "size": {"longest_edge": 64},
+    "patch_size": 4,
+    "processor_class": "PixtralProcessor",
+    "image_processor_type": "PixtralImageProcessorFast",
+}
+_POOLED = {
+    "size": {"height": 64, "width": 64},
+    "processor_class": "Gemma3Processor",
+    "image_processor_type": "Gemma3ImageProcessor",
+}
+_PIXTRAL = {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}
+_WITH_PICTURES = {"vocab_size": VOCAB_SIZE + 32}
+_OF_TILES = {"scale_factor": 2, "image_token_id": VOCAB_SIZE}
+_OF_PATCHES = {"vision_config": _PIXTRAL, "spatial_merge_size": 2, "image_token_id": VOCAB_SIZE}
+# By kind: what a template writes for a picture, what follows the tokenizer's own ids, and the config of the processor.
+_SEEN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "smolvlm": ("<image>", TILE_TOKENS, {"image_processor_type": "SmolVLMImageProcessor", **_TILED}),
+    "idefics3": ("<image>", TILE_TOKENS, {"image_processor_type": "Idefics3ImageProcessor", **_TILED}),
+    "mistral3": ("[IMG]", PATCH_TOKENS, _PATCHED),
+    "mistral3-ministral3": ("[IMG]", PATCH_TOKENS, _PATCHED),
+    "mistral3-mistral4": ("[IMG]", PATCH_TOKENS, _PATCHED),
+    "gemma3-vl": ("<start_of_image>", POOLED_TOKENS, _POOLED),
+}
 
 # model_type, differences from _COMMON (None removes a key); with a `text_config` they are that one's.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -272,32 +301,38 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral3": (
         "mistral3",
-        {"text_config": {"model_type": "mistral", "sliding_window": None},
-         "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
+        {"text_config": {"model_type": "mistral", "sliding_window": None, **_WITH_PICTURES}, **_OF_PATCHES},
     ),
     "mistral3-ministral3": (
         "mistral3",
-        {"text_config": {"model_type": "ministral3", "sliding_window": None,
+        {"text_config": {"model_type": "ministral3", "sliding_window": None, **_WITH_PICTURES,
                          "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5,
                                              "original_max_position_embeddings": 256}},
-         "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
+         **_OF_PATCHES},
     ),
     "mistral3-mistral4": (
         "mistral3",
-        {"text_config": {"model_type": "mistral4", **_MLA, **_DEEPSEEK_MOE},
-         "vision_config": {"model_type": "pixtral", "num_hidden_layers": 1, "image_size": 16, **_EYE}},
+        {"text_config": {"model_type": "mistral4", **_MLA, **_DEEPSEEK_MOE, **_WITH_PICTURES}, **_OF_PATCHES},
     ),
     "smolvlm": (
         "smolvlm",
         {"text_config": {"model_type": "llama", **_WITH_PICTURES},
          "vision_config": {"num_hidden_layers": 2, "image_size": 16, **_EYE},
-         "scale_factor": 2, "image_token_id": IMAGE_ID},
+         **_OF_TILES},
     ),
     "idefics3": (
         "idefics3",
         {"text_config": {"model_type": "llama", **_WITH_PICTURES},
          "vision_config": {"num_hidden_layers": 2, "image_size": 16, **_EYE},
-         "scale_factor": 2, "image_token_id": IMAGE_ID},
+         **_OF_TILES},
+    ),
+    "gemma3-vl": (  # 64 tokens a picture, more than a window has
+        "gemma3",
+        {"text_config": {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": WINDOW,
+                         "layer_types": _ALTERNATING, **_WITH_PICTURES},
+         "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "image_size": 64,
+                           "vision_use_head": False, **_EYE},
+         "mm_tokens_per_image": 64, "image_token_id": VOCAB_SIZE},
     ),
     # Multi-head latent attention.
     "deepseek-v3": ("deepseek_v3", {**_MLA, **_DEEPSEEK_MOE}),
@@ -356,9 +391,9 @@ LATENT_KINDS = ("deepseek-v3", "deepseek-v2", "glm-4.7-flash", "axk1", "minicpm3
 EXACT_KINDS = ("llama", "qwen3", "gemma3", "mixtral", "phi3")
 SEEING_KINDS = (
     *("qwen3-vl", "qwen2.5-vl", "mistral3", "mistral3-ministral3", "mistral3-mistral4"),
-    *("qwen3.5-vl", "qwen3.5-moe-vl", "smolvlm", "idefics3"),
+    *("qwen3.5-vl", "qwen3.5-moe-vl", "smolvlm", "idefics3", "gemma3-vl"),
 )
-PICTURE_KINDS = ("smolvlm", "idefics3")  # which see here, too
+PICTURE_KINDS = tuple(_SEEN)  # which see here, too
 
 
 def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
@@ -381,7 +416,8 @@ def tiny_model(kind: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, 
         auto = AutoModelForMultimodalLM if kind in SEEING_KINDS else AutoModelForCausalLM
         model = auto.from_config(tiny_config(kind, **changes), dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if name.endswith(("bias", "sinks")):  # zero by default, so dropping one would not be seen
+            # Zero by default, so dropping one would not be seen.
+            if name.endswith(("bias", "sinks", "mm_input_projection_weight")):
                 torch.nn.init.normal_(parameter, std=0.5)
     return model.to(dtype).eval()
 
@@ -426,8 +462,8 @@ def tiny_model_dir(
     directory = parent / f"{kind}-{dtype}-{seed}"
     tiny_model(kind, DTYPES[dtype], seed=seed, **changes).save_pretrained(directory)
     if kind in PICTURE_KINDS:
-        write_tokenizer(directory, PARTS_TEMPLATE, PICTURE_TOKENS)
-        described = {"image_processor_type": _PROCESSORS[kind], **_PICTURES, "processor_class": "Idefics3Processor"}
+        shown, tokens, described = _SEEN[kind]
+        write_tokenizer(directory, PARTS_TEMPLATE.replace("<image>", shown), tokens)
         (directory / "preprocessor_config.json").write_text(json.dumps(described), "utf-8")
     else:
         write_tokenizer(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from rekindle.engine.request import NO_MATCH, Reply, Request, RequestTimes, Stat
 from rekindle.engine.sequence import Sequence
 from rekindle.model.params import SamplingParams
 from rekindle.model.sampler import SamplerState
+from rekindle.text.pictures import Picture, PictureSpan, PromptPictures
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.stream import TextStream
+from tests.drawn_pictures import drawn, file_of
 from tests.engine.fixed_costs import FixedCosts
 from tests.tiny_models import write_tokenizer
 
@@ -375,3 +378,38 @@ def test_a_second_prompt_waits_until_a_multiple_fits(make: MakeRequest) -> None:
     for _ in range(2):
         scheduler.running.append(make(300, state=State.RUNNING))
     assert [chunk.num_rows for chunk in scheduler.plan(0.0)] == [64]
+
+
+def seeing(request: Request, *places: tuple[int, int]) -> Request:
+    """The request with pictures whose rows see each other at these positions and ends."""
+    file = base64.b64encode(file_of(drawn(1, 9, 6))).decode()
+    spans = (PictureSpan(Picture.read(file, ""), first, 0, end - first, True) for first, end in places)
+    request.sequence.pictures = PromptPictures(request.sequence.prompt_ids, tuple(spans))
+    return request
+
+
+@pytest.mark.parametrize("ms", [16, 40, 96, 150, 250])
+@pytest.mark.parametrize("start", [0, 60, 130])
+def test_no_chunk_ends_among_rows_that_see_each_other(make: MakeRequest, ms: int, start: int) -> None:
+    """Before them, or with all of them where nothing else would be computed; idle work as well."""
+    places = ((50, 114), (120, 184), (184, 248))
+    for plan in ("plan", "alone"):
+        scheduler = Scheduler(EngineSettings(max_stall_s=ms / 1000 / ALONE), ROW_MS, max_chunk_tokens=64)
+        running = seeing(make(300, num_computed=start, state=State.RUNNING), *places)
+        scheduler.running.append(running)
+        sequence, ends = running.sequence, []
+        while sequence.num_computed < 300:
+            (chunk,) = scheduler.plan(0.0) if plan == "plan" else [scheduler.chunk_alone(sequence)]
+            assert chunk.num_rows > 0
+            sequence.num_computed = chunk.end
+            ends.append(chunk.end)
+        assert ends[-1] == 300 and not [end for end in ends for first, until in places if first < end < until]
+
+
+def test_a_second_prompt_waits_until_its_picture_fits(make: MakeRequest) -> None:
+    scheduler = Scheduler(EngineSettings(max_stall_s=0.1), ROW_MS, max_chunk_tokens=64)
+    one, other = (seeing(make(100, at=at, state=State.RUNNING), (10, 74)) for at in (0.0, 1.0))
+    scheduler.running += [one, other]
+    assert rows(scheduler.plan(0.0)) == [10, 10]
+    one.sequence.num_computed = other.sequence.num_computed = 10
+    assert rows(scheduler.plan(0.0)) == [64]

@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,22 @@ from rekindle.model.batch import ForwardBatch, SequenceStep
 from rekindle.model.vision import Vision
 from rekindle.text.pictures import Picture, PictureSpan
 from rekindle.text.prompt import PromptEncoder
-from tests.drawn_pictures import Part, Reference, counted_tiles, drawn, file_of, part_of, text
+from tests.drawn_pictures import Part, Reference, counted_looks, drawn, file_of, part_of, text
 from tests.engine.conftest import Start
-from tests.tiny_models import PICTURE_KINDS, tiny_model_dir
+from tests.tiny_models import tiny_model_dir
 
 COUNT = 8
 WIDE, TALL, SMALL = drawn(1, 60, 40), drawn(2, 30, 50), drawn(3, 12, 12)
 OTHER = drawn(4, 60, 40)  # as large as the first one, so that it has as many tokens
 
 
-@pytest.fixture(scope="session", params=PICTURE_KINDS)
+# How often a vision part is called for a picture that is no small one, and what stands for its rows.
+LOOKS = {"smolvlm": 13, "idefics3": 13, "mistral3": 1, "gemma3": 1}  # 13: a grid of 4 x 3 tiles, and the whole of it
+ROWS = {"smolvlm": "<image>", "idefics3": "<image>", "mistral3": "[IMG]", "gemma3": "<image_soft_token>"}
+KINDS = ("smolvlm", "idefics3", "mistral3", "gemma3-vl")
+
+
+@pytest.fixture(scope="session", params=KINDS)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model_dir(request.param, "fp32", tmp_path_factory.mktemp("models"))
 
@@ -38,6 +45,11 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def reference(seeing: Path) -> Reference:
     return Reference(seeing)
+
+
+@pytest.fixture
+def looks(reference: Reference) -> int:
+    return LOOKS[reference.model.config.model_type]
 
 
 def user(*parts: Part) -> dict[str, Any]:
@@ -62,40 +74,40 @@ def same(result: ChatResult, expected: tuple[list[int], list[int], list[float]])
     return True
 
 
-def test_replies_are_those_of_transformers(start: Start, seeing: Path, reference: Reference) -> None:
+def test_replies_are_those_of_transformers(start: Start, seeing: Path, reference: Reference, looks: int) -> None:
     """Cold, extended by a second picture, parting at a picture, shared, after a restart; steps end inside pictures."""
     settings: dict[str, Any] = {"model": seeing, "kv": "fp32", "max_chunk_tokens": 7}
     engine = start(**settings)
     first = [user(shown(WIDE), text("What is it?"))]
-    with counted_tiles() as tiles:
+    with counted_looks() as seen:
         cold = asked(engine, "ada", first)
-    assert len(tiles) == 13 and cold.report.reused_tokens == 0  # 4 x 3, and the whole of it
+    assert len(seen) == looks and cold.report.reused_tokens == 0
     assert same(cold, reference.reply(first, [WIDE], COUNT))
 
     second = [*first, {"role": "assistant", "content": cold.text}, user(text("And "), shown(TALL), text("this?"))]
-    with counted_tiles() as tiles:
+    with counted_looks() as seen:
         extended = asked(engine, "ada", second)
-    assert extended.report.reused_tokens > len(cold.prompt_ids) - 2 and len(tiles) == 13  # of the second
+    assert extended.report.reused_tokens > len(cold.prompt_ids) - 2 and len(seen) == looks  # at the second
     assert same(extended, reference.reply(second, [WIDE, TALL], COUNT))
 
     parted = [user(shown(OTHER), text("What is it?"))]
-    with counted_tiles() as tiles:
+    with counted_looks() as seen:
         replaced = asked(engine, "ada", parted)
-    assert replaced.report.reused_tokens < 16 and len(tiles) == 13  # at most the text before the picture
+    assert replaced.report.reused_tokens < 16 and len(seen) == looks  # at most the text before the picture
     assert same(replaced, reference.reply(parted, [OTHER], COUNT))
     assert replaced.prompt_ids == cold.prompt_ids and replaced.logprobs != cold.logprobs
 
-    with counted_tiles() as tiles:
+    with counted_looks() as seen:
         other = [*first, {"role": "assistant", "content": "No."}, user(text("Look again."))]
         shared = asked(engine, "bob", other)
-    assert shared.report.reused_tokens >= 96 and tiles == []
+    assert shared.report.reused_tokens >= len(cold.prompt_ids) - 16 and seen == []
     assert same(shared, reference.reply(other, [WIDE], COUNT))
 
     engine = start(**settings)  # which closes the first one
     again = [*second, {"role": "assistant", "content": extended.text}, user(text("Which was first?"))]
-    with counted_tiles() as tiles:
+    with counted_looks() as seen:
         resumed = asked(engine, "ada", again)
-    assert tiles == [] and resumed.report.warm_tokens > len(extended.prompt_ids) - 2
+    assert seen == [] and resumed.report.warm_tokens > len(extended.prompt_ids) - 2
     assert same(resumed, reference.reply(again, [WIDE, TALL], COUNT))
     assert engine.agent("ada").load().computed_tokens == 0  # of ids that no caller may send
     engine.check()
@@ -113,7 +125,8 @@ def test_pictures_side_by_side_twice_and_as_one_tile(start: Start, seeing: Path,
     one, two = (stream.result() for stream in streams)
     assert same(one, reference.reply(several, [SMALL, WIDE, SMALL], COUNT))
     assert same(two, reference.reply(other, [TALL], COUNT))
-    words = [{"role": "user", "content": "No picture, <image> is a word."}]
+    row = ROWS[reference.model.config.model_type]
+    words = [{"role": "user", "content": f"No picture, {row} is a word."}]
     assert same(asked(engine, "eve", words), reference_of_words(reference, engine, words))
 
 
@@ -135,41 +148,54 @@ def test_four_bits_as_for_text(start: Start, seeing: Path) -> None:
     talk = [*first, {"role": "assistant", "content": cold.text}, user(text("And now?"))]
     hot = asked(engine, "ada", talk)
     alone = engine.chat(None, talk, temperature=0, max_tokens=COUNT, reuse="off")
-    assert hot.report.reused_tokens > 96 and alone.report.reused_tokens == 0
+    assert hot.report.reused_tokens > len(cold.prompt_ids) - 2 and alone.report.reused_tokens == 0
     assert hot.token_ids == alone.token_ids
     penalised = engine.chat("ada", talk, temperature=0, max_tokens=COUNT, repetition_penalty=1.5, prompt_logprobs=0)
     assert penalised.prompt_logprobs is not None and len(penalised.prompt_logprobs) == len(hot.prompt_ids)
 
 
-def test_rows_are_those_of_transformers_and_bounded(reference: Reference) -> None:
+def test_rows_are_those_of_transformers_and_bounded(reference: Reference, looks: int) -> None:
     """Tile by tile, where transformers' own code takes all of a picture at once."""
-    processor = reference.processor.image_processor
-    vision = Vision(reference.model, processor, most_bytes=1)
+    vision = Vision(reference.model, reference.images, most_bytes=1)
     one, other = (Picture.read(base64.b64encode(file_of(each)).decode(), "") for each in (WIDE, TALL))
-    given = processor([[WIDE]], return_tensors="pt")
+    given = reference.given([user(shown(WIDE))], [WIDE])
     with torch.inference_mode():
-        (expected,) = reference.model.model.get_image_features(**given, return_dict=True).pooler_output
-    with counted_tiles() as tiles:
+        pixels = {name: value for name, value in given.items() if name not in ("input_ids", "attention_mask")}
+        (expected,) = reference.model.model.get_image_features(**pixels, return_dict=True).pooler_output
+    with counted_looks() as seen:
         assert torch.allclose(vision.see(one), expected, atol=1e-5)
-        assert torch.equal(vision.see(one), vision.rows(PictureSpan(one, 9, 0, 52))) and len(tiles) == 13
+        assert torch.equal(vision.see(one), vision.rows(PictureSpan(one, 9, 0, len(expected)))) and len(seen) == looks
         assert torch.equal(vision.rows(PictureSpan(one, 9, 5, 3)), vision.see(one)[5:8])
         vision.see(other)
-        assert len(tiles) == 26
+        assert len(seen) == 2 * looks
         vision.see(one)  # for which there was no room next to the other
-        assert len(tiles) == 39
+        assert len(seen) == 3 * looks
+
+
+def test_the_tokens_of_every_size_are_known_before(seeing: Path, reference: Reference) -> None:
+    """From the size alone, as the processor then gives them."""
+    form = Vision(reference.model, reference.images).form(PromptEncoder.from_dir(seeing))
+    row = reference.model.config.image_token_id
+    for seed in range(60):
+        width, height = (int(each) for each in np.random.default_rng(seed).integers(3, 150, 2))
+        ids = reference.given([user(shown(SMALL), text("?"))], [drawn(seed, width, height)])["input_ids"][0].numpy()
+        own = form.layout(width, height)
+        at = int(np.flatnonzero(ids == own[0])[0])
+        assert ids[at : at + len(own)].tolist() == own.tolist(), (width, height)
+        assert np.count_nonzero(ids == row) == np.count_nonzero(own == row)
 
 
 @pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
 def test_a_tokenizer_of_another_model_is_refused(reference: Reference, tiny_llama: Path) -> None:
-    vision = Vision(reference.model, reference.processor.image_processor)
-    with pytest.raises(ModelRefused, match="image_token_id 385"):
+    vision = Vision(reference.model, reference.images)
+    with pytest.raises(ModelRefused, match="image_token_id 384"):
         vision.form(PromptEncoder.from_dir(tiny_llama))
 
 
 @pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
 def test_a_picture_that_is_kept_is_not_waited_for(reference: Reference) -> None:
     """The engine's thread needs rows while another picture is computed: it would stand still for seconds."""
-    vision = Vision(reference.model, reference.processor.image_processor)
+    vision = Vision(reference.model, reference.images)
     one, other = (Picture.read(base64.b64encode(file_of(each)).decode(), "") for each in (SMALL, WIDE))
     kept = vision.see(one)
     begun, go_on = threading.Event(), threading.Event()
@@ -197,7 +223,11 @@ def test_rows_of_several_sequences_lie_one_after_another() -> None:
         SequenceStep(np.arange(count, dtype=np.uint32), 0, [0], 0, "none", (PictureSpan(picture, at, 1, 2),))
         for count, at in ((5, 3), (4, 0))
     ]
-    assert ForwardBatch.build(steps).pictures == (PictureSpan(picture, 3, 1, 2), PictureSpan(picture, 5, 1, 2))
+    batch = ForwardBatch.build(steps)
+    assert batch.pictures == (PictureSpan(picture, 3, 1, 2), PictureSpan(picture, 5, 1, 2))
+    assert [span.mutual for span in batch.spans] == [(), ()]
+    seen_at_once = replace(steps[0], start=7, blocks=[0], pictures=(PictureSpan(picture, 3, 1, 2, True),))
+    assert seen_at_once.span.mutual == ((10, 12),)
 
 
 @pytest.mark.parametrize("seeing", ["idefics3"], indirect=True)
@@ -211,9 +241,9 @@ def test_an_agent_with_pictures_is_a_file(start: Start, seeing: Path, tmp_path: 
     file.write_bytes(b"".join(engine.agent("ada").export()))
     other = start(**settings, store=str(tmp_path / "other"))
     other.agent("eve").import_file(lambda: file.open("rb"))
-    with counted_tiles() as tiles:
+    with counted_looks() as seen:
         again = asked(other, "eve", talk)
-    assert again.token_ids == told.token_ids and again.report.warm_tokens >= 96 and tiles == []
+    assert again.token_ids == told.token_ids and again.report.warm_tokens >= 96 and seen == []
 
 
 @pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)

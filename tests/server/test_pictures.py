@@ -10,7 +10,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import Settings
-from tests.drawn_pictures import counted_tiles, drawn, file_of, part_of
+from tests.drawn_pictures import counted_looks, drawn, file_of, part_of
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
 from tests.tiny_models import tiny_model_dir
@@ -32,7 +32,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_every_dialect_has_the_same_prompt(seeing: Served) -> None:
-    with counted_tiles() as tiles:
+    with counted_looks() as tiles:
         first = seeing.chat("", agent="a", messages=[{"role": "user", "content": PARTS}]).json
         chat = seeing.client("b").chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": PARTS}], max_tokens=4, temperature=0

@@ -21,7 +21,12 @@ TOKENS = np.array([AROUND, PLACEHOLDER, PLACEHOLDER, NEXT, PLACEHOLDER, AROUND],
 
 
 def form(identity: bytes = b"one") -> PictureForm:
-    return PictureForm(identity, PLACEHOLDER, lambda width, height: TOKENS)
+    return PictureForm(identity, PLACEHOLDER, PLACEHOLDER, lambda width, height: TOKENS)
+
+
+def mutual_form() -> PictureForm:
+    """As Gemma 3 has it: text around each picture, another token in the template, rows that see each other."""
+    return PictureForm(b"one", NEXT, PLACEHOLDER, lambda width, height: TOKENS, around="\n\n", is_mutual=True)
 
 
 def picture(seed: int, width: int = 9, height: int = 6) -> Picture:
@@ -65,9 +70,28 @@ def test_every_row_has_its_place() -> None:
             }
             assert found == {at: row for at, row in rows.items() if start <= at < end}
     assert placed.after(12) == (one,) and placed.after(11) == (other, one) and placed.after(19) == ()
+    assert [placed.divided(position) for position in range(len(ids))] == [None] * len(ids)
     assert form().placed(prompt(1, 2), {}) is None
     cut = form().placed(ids[:4], {one.mark.key: one})
     assert cut is not None and cut.ids.tolist() == [1, *TOKENS[:3]]
+
+
+def test_rows_that_see_each_other_are_not_divided() -> None:
+    one = picture(1)
+    placed = mutual_form().placed(prompt(1, one, 2), {one.mark.key: one})
+    assert placed is not None
+    assert [placed.divided(position) for position in range(9)] == [*[None] * 3, (2, 4), *[None] * 5]
+    assert all(span.is_mutual for span in placed.within(0, 9))
+    with pytest.raises(BadRequest, match="ends inside a picture"):
+        mutual_form().placed(prompt(1, one)[:4], {one.mark.key: one})
+
+
+def test_text_around_a_picture_is_one_with_the_text_next_to_it() -> None:
+    """As a tokenizer reads it: two line feeds after one are a token of three."""
+    mark = picture(1).mark
+    run = mutual_form().run(mark)
+    shown = mutual_form().shown([8, "user\n", NEXT, NEXT, "a", 9], [f"{mark}{mark}a"])
+    assert shown == [8, "user\n\n\n", *run, "\n\n\n\n", *run, "\n\na", 9]
 
 
 def test_a_picture_that_the_request_lacks_is_refused() -> None:

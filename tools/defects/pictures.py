@@ -8,6 +8,8 @@ IDS = "tests/text/test_seen_pictures.py"
 SEEN = "tests/exactness/test_pictures.py"
 REPLIES = f"{SEEN}::test_replies_are_those_of_transformers"
 DIALECTS = "tests/server/test_pictures.py"
+SIZES = f"{SEEN}::test_the_tokens_of_every_size_are_known_before"
+UNDIVIDED = "tests/engine/test_scheduler.py::test_no_chunk_ends_among_rows_that_see_each_other"
 
 PICTURES = (
     one(
@@ -62,8 +64,8 @@ PICTURES = (
     one(
         "a picture that the template drops",
         "text/pictures.py",
-        "if pieces.count(self.placeholder) != len(marks):",
-        "if pieces.count(self.placeholder) > len(marks):",
+        "if pieces.count(self.written) != len(marks):",
+        "if pieces.count(self.written) > len(marks):",
         f"{IDS}::test_a_template_must_show_every_picture",
     ),
     one(
@@ -156,5 +158,68 @@ PICTURES = (
         "return shown == [False, True]",
         "return shown[1]",
         "tests/text/test_template.py::test_content_is_in_parts_where_a_template_writes_nothing_else",
+    ),
+    one(
+        "a picture on its side",
+        "model/vision_encoders.py",
+        "return int(rows) // self._side, int(columns) // self._side",
+        "return int(columns) // self._side, int(rows) // self._side",
+        SIZES,
+    ),
+    one(
+        "patches that are not merged",
+        "model/vision_encoders.py",
+        "[image], patch_size=self._side, return",
+        "[image], return",
+        REPLIES,
+    ),
+    one(
+        "a picture that does not end",
+        "model/vision_encoders.py",
+        '+ "[IMG_END]"',
+        '+ "[IMG_BREAK]"',
+        SIZES,
+    ),
+    one(
+        "a picture without the line feeds around it",
+        "model/vision.py",
+        "around=own.around",
+        'around=""',
+        REPLIES,
+    ),
+    one(
+        "line feeds next to a picture read by themselves",
+        "text/pictures.py",
+        "return _joined(shown)",
+        "return shown",
+        f"{IDS}::test_text_around_a_picture_is_one_with_the_text_next_to_it",
+    ),
+    one(
+        "rows of a picture that see those before them alone",
+        "model/vision.py",
+        "is_mutual=self.mutual_rows > 0",
+        "is_mutual=False",
+        REPLIES,
+    ),
+    one(
+        "a prompt that ends inside a picture, with rows that saw a part of it",
+        "text/pictures.py",
+        "if self.is_mutual and end - start < len(run):",
+        "if self.is_mutual and end < start:",
+        f"{IDS}::test_rows_that_see_each_other_are_not_divided",
+    ),
+    one(
+        "a picture computed in two steps",
+        "engine/core/scheduler.py",
+        "        if divided is None:\n",
+        "        if divided is None or divided[0] < sequence.num_computed:\n",
+        UNDIVIDED,
+    ),
+    one(
+        "idle work that ends inside a picture",
+        "engine/core/scheduler.py",
+        " and end > start and sequence.divided(end) is None",
+        " and end > start",
+        UNDIVIDED,
     ),
 )

@@ -51,7 +51,7 @@ def assemble(
         encoder = encoder.with_pictures(loaded.vision.form(encoder))
     spec = replace(loaded.spec, eos_ids=loaded.spec.eos_ids | find_reply_ends(encoder))
     memory = loaded.compute.memory(loaded.device)
-    chunk_tokens = settings.engine.max_chunk_tokens or memory.chunk_tokens
+    chunk_tokens = max(settings.engine.max_chunk_tokens or memory.chunk_tokens, _least_chunk(loaded))
     hot = capacity(settings.cache, spec, memory, chunk_tokens=chunk_tokens)
     if use_store:
         check_disk(settings.store, spec)
@@ -80,6 +80,11 @@ def assemble(
         return Builder(settings, computing, started, use_store=use_store).components
     finally:
         loaded.compute.rest()  # from here on the engine's thread computes
+
+
+def _least_chunk(loaded: LoadedModel) -> int:
+    """Return how many rows a step must have room for: those of a picture that see each other."""
+    return 0 if loaded.vision is None else loaded.vision.mutual_rows
 
 
 def chunk_multiple(layout: KVLayout) -> int:

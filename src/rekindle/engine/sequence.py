@@ -169,6 +169,10 @@ class Sequence:
         """Return which of the tokens [start, end), counted from `start`, are rows of pictures."""
         return () if self.pictures is None else self.pictures.within(start, end)
 
+    def divided(self, position: int) -> tuple[int, int] | None:
+        """As `PromptPictures.divided`."""
+        return None if self.pictures is None else self.pictures.divided(position)
+
     @property
     def num_blocks_ahead(self) -> int:
         """Blocks beyond its own that it needs to continue for one block of tokens, or to its end if that is nearer.

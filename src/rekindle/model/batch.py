@@ -44,6 +44,13 @@ class SequenceStep:
         """Rows to compute, at least one."""
         return len(self.token_ids)
 
+    @property
+    def span(self) -> SequenceSpan:
+        """Its rows against its blocks."""
+        firsts = ((self.start + each.at, each.count) for each in self.pictures if each.is_mutual)
+        mutual = tuple((first, first + count) for first, count in firsts)
+        return SequenceSpan(self.blocks, self.start, self.num_rows, self.num_stored, mutual)
+
 
 def filled_up(count: int, row_multiple: int = ROW_MULTIPLE) -> int:
     """The next multiple; 0 stays 0."""
@@ -86,8 +93,8 @@ class ForwardBatch:
             if step.logits != "none":
                 asked.extend(range(at if step.logits == "all" else end - 1, end))
             at = end
-        spans = tuple(SequenceSpan(step.blocks, step.start, step.num_rows, step.num_stored) for step in steps)
         padded = asked + asked[-1:] * (filled(len(asked)) - len(asked))
+        spans = tuple(step.span for step in steps)
         return cls(rows[0], rows[1], spans, np.array(padded, dtype=np.int64), len(asked), None, tuple(pictures))
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

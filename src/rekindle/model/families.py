@@ -155,6 +155,13 @@ FAMILIES = (
         example=Example("Gemma 3 27B", (Layers(10, 16, 128), Layers(52, 16, 128, 1024))),
     ),
     Family(
+        "Gemma 3 as it is shipped, from 4B on",
+        ("gemma3",),
+        "windows in five of six layers; they see, here too",
+        "windows",
+        example=Example("Gemma 3 4B", (Layers(5, 4, 256), Layers(29, 4, 256, 1024))),
+    ),
+    Family(
         "Gemma 4",
         ("gemma4_text",),
         "windows, larger heads where there is none, KV shared between layers; K and V begin with 8 bits",
@@ -209,8 +216,8 @@ FAMILIES = (
         on_card="torch",
     ),
     Family(
-        "Qwen2.5-VL, Qwen3-VL, Mistral Small 3 and 4 and Ministral 3 as they are shipped",
-        ("qwen2_5_vl", "qwen3_vl", "mistral3"),
+        "Qwen2.5-VL, Qwen3-VL",
+        ("qwen2_5_vl", "qwen3_vl"),
         "they also see; here an image is a line of text",
         "vision",
         "text",
@@ -221,6 +228,13 @@ FAMILIES = (
         "they see, here too: pictures are kept as text is",
         "vision",
         example=Example("SmolVLM2 2.2B", (Layers(24, 32, 64),)),
+    ),
+    Family(
+        "Mistral Small 3 and 4 and Ministral 3 as they are shipped",
+        ("mistral3",),
+        "they see, here too",
+        "vision",
+        example=Example("Mistral Small 3.1 24B", (Layers(40, 8, 128),)),
     ),
     Family(
         "LFM2 and 3 and their mixtures",

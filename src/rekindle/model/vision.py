@@ -1,9 +1,9 @@
 """What a model makes of pictures, computed by its own vision part in transformers.
 
-Owns which models see here, the tokens of a picture by its size, and the rows that were computed from pixels, a bounded
-number of bytes of them. Tiles go through the vision part one by one, so that a row's bits depend on its picture alone.
-Any thread may ask. A thread of its own computes one picture after another in the order in which they were asked for,
-so that a request with many waits its turn for each; what is kept is had meanwhile.
+Owns the tokens of a picture by its size, and the rows that were computed from pixels, a bounded number of bytes of
+them; what differs between families is in `vision_encoders`. Any thread may ask. A thread of its own computes one
+picture after another in the order in which they were asked for, so that a request with many waits its turn for each;
+what is kept is had meanwhile.
 """
 
 from __future__ import annotations
@@ -19,67 +19,64 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rekindle.errors import ModelRefused, RequestFailed
 from rekindle.model.refusals import LOAD_ERRORS, first_line
+from rekindle.model.vision_encoders import ENCODERS, Grid, VisionEncoder
 from rekindle.text.pictures import Picture, PictureForm, PictureSpan
 from rekindle.text.prompt import PromptEncoder
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 128 << 20  # of rows: 100 pictures of 1,088 tokens in a model with rows of 576 values
-TILED = ("smolvlm", "idefics3")  # models whose pictures stand in a prompt as tiles between control tokens
-TOKENS = ("<fake_token_around_image>", "<image>", "<global-img>")
 
 
 class Vision:
     """The vision part of a loaded model, and the processor that turns pictures into its pixels."""
 
     def __init__(self, model: Any, processor: Any, *, most_bytes: int = MOST_BYTES) -> None:
-        self._model = model.model
+        self._config = model.config
+        self._encoder: VisionEncoder = ENCODERS[model.config.model_type](model.model, processor)
         self._processor = processor
         self._most_bytes = most_bytes
         self._rows: OrderedDict[str, Tensor] = OrderedDict()  # by the keys of pictures, the last used one last
         self._lock = threading.Lock()  # of the rows that are kept
         self._thread = ThreadPoolExecutor(1, "vision")  # ends with this object
         # Its attention is bidirectional: that of transformers, which was replaced in the whole model.
-        self._model.vision_model.config._attn_implementation = "sdpa"
-
-    @property
-    def row_tokens(self) -> int:
-        """Rows of one tile."""
-        return int(self._model.image_seq_len)
+        getattr(model.model, self._encoder.tower).config._attn_implementation = "sdpa"
 
     def form(self, encoder: PromptEncoder) -> PictureForm:
         """Return how pictures stand in prompts of this model, whose tokenizer an encoder without pictures has.
 
         ModelRefused if the tokenizer writes them by other tokens than the config names.
         """
-        from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string  # Idefics 3 has the same
+        own, placeholder = self._encoder, int(self._config.image_token_id)
 
-        fake, image, whole = TOKENS
-        placeholder = int(self._model.config.image_token_id)
-
-        @lru_cache(maxsize=256)
-        def tokens(rows: int, columns: int) -> np.ndarray:
-            text = get_image_prompt_string(rows, columns, self.row_tokens, fake, image, whole)
+        def ids(text: str) -> np.ndarray:
             return encoder.encode(encoder.render_text(text, add_leading=False))
 
-        if np.count_nonzero(tokens(0, 0) == placeholder) != self.row_tokens:
-            message = f"tokenizer.json has another id for {image} than config.json, image_token_id {placeholder}"
+        @lru_cache(maxsize=256)
+        def tokens(grid: Grid) -> np.ndarray:
+            return ids(own.written(grid))
+
+        written = ids(own.token)
+        if ids(own.row).tolist() != [placeholder] or len(written) != 1:
+            message = f"tokenizer.json has another id for {own.row} than config.json, image_token_id {placeholder}"
             raise ModelRefused(f"{message}: take both from the model's own repository")
         described = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
         return PictureForm(
             identity=hashlib.blake2b(described.encode(), digest_size=32).digest(),
+            written=int(written[0]),
             placeholder=placeholder,
-            layout=lambda width, height: tokens(*self._grid(width, height)),
+            layout=lambda width, height: tokens(own.grid(width, height)),
+            around=own.around,
+            is_mutual=self.mutual_rows > 0,
         )
 
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of the tiles of a picture; none if it is one tile."""
-        _, rows, columns = self._processor.get_number_of_image_patches(height, width, {})
-        return int(rows), int(columns)
+    @property
+    def mutual_rows(self) -> int:
+        """How many rows of a picture see each other, so that one step computes them; 0: each sees those before it."""
+        return self._encoder.mutual_rows
 
     def see(self, picture: Picture) -> Tensor:
         """Return the rows of a picture [rows, hidden], as its prompt has placeholders; computed once while they are
@@ -110,25 +107,15 @@ class Vision:
 
     def _computed(self, picture: Picture) -> Tensor:
         mark = picture.mark
-        given = self._processor([[picture.decoded()]], return_tensors="pt", return_row_col_info=True)
-        grid = int(given["rows"][0][0]), int(given["cols"][0][0])
-        if grid != self._grid(mark.width, mark.height):
-            raise RequestFailed(f"a picture of {mark.width} x {mark.height} became {grid} tiles, expected others")
-        device = self._model.device
-        pixels, masks = given["pixel_values"], given["pixel_attention_mask"]
-        with torch.inference_mode():
-            tiles = [
-                self._model.get_image_features(
-                    pixels[:, at : at + 1].to(device), masks[:, at : at + 1].to(device), return_dict=True
-                ).pooler_output[0]
-                for at in range(pixels.shape[1])
-            ]
-            return torch.cat(tiles)
+        grid, rows = self._encoder.encoded(picture.decoded())
+        if grid != self._encoder.grid(mark.width, mark.height):
+            raise RequestFailed(f"a picture of {mark.width} x {mark.height} has a grid of {grid}, expected another")
+        return rows
 
 
 def vision_of(model: Any, directory: Path) -> tuple[Vision | None, tuple[str, ...]]:
     """Return the vision part of a loaded model, if pictures are read for it here, and notes for the user."""
-    if model.config.model_type not in TILED:
+    if model.config.model_type not in ENCODERS:
         return None, ()
     try:
         from transformers import AutoImageProcessor

@@ -11,8 +11,8 @@ model's own ids they are, is its `PictureForm`.
     prompt    ... [fake] [row_1_col_1] [image] [image] ...       the model's own ids: `PromptPictures.ids`
     its ids   ... 9183745 12058811     8912033 15220149 ...      PICTURE_IDS + 23 bits for each token
 
-Two pictures differ before the first row that a model computes from their pixels if anything stands before it, as in the
-forms that are served: 23 bits for each such token and for the row itself.
+Two pictures differ before the first row that a model computes from their pixels if anything stands before it: 23 bits
+for each such token and for the row itself. Those of Mistral 3 begin with a row: 23 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,14 +153,18 @@ def content_for_template(content: str, guarded: Callable[[str], str]) -> str | l
 class PictureForm:
     """How pictures stand in the prompts of one model.
 
-    `placeholder`: the id of the control token that the template writes for a picture, and that stands for each row
-    computed from pixels. `layout`: the model's own ids uint32 of a picture by width and height, such rows among them.
-    `identity`: of what turns a file into these rows; another one gives the same file other ids.
+    `written`: the id of the control token that the template writes for a picture, in place of which come its tokens
+    with the text `around` before and after them. `layout`: the model's own ids uint32 of these tokens by width and
+    height; `placeholder` is that of each row computed from pixels. `identity`: of what turns a file into these rows;
+    another one gives the same file other ids. `is_mutual`: rows that follow each other see each other.
     """
 
     identity: bytes
+    written: int
     placeholder: int
     layout: Callable[[int, int], np.ndarray]
+    around: str = ""
+    is_mutual: bool = False
 
     def run(self, mark: PictureMark) -> list[int]:
         """Return the ids of a picture's tokens in a prompt."""
@@ -171,19 +175,24 @@ class PictureForm:
         ids: list[int] = (bits % PICTURE_IDS + PICTURE_IDS).tolist()
         return ids
 
+    def pieces(self, mark: PictureMark) -> list[str | int]:
+        """Return what stands for a picture in a prompt, pieces of text among its tokens."""
+        around: list[str | int] = [self.around] if self.around else []
+        return [*around, *self.run(mark), *around]
+
     def shown(self, pieces: list[str | int], contents: Iterable[str]) -> list[str | int]:
         """Return the pieces of a rendered prompt with the tokens of its messages' pictures where the template shows
         them; BadRequest if it does not."""
         marks = [part for each in contents for part in texts_and_marks(each) if isinstance(part, PictureMark)]
         if not marks:
             return pieces
-        if pieces.count(self.placeholder) != len(marks):
+        if pieces.count(self.written) != len(marks):
             message = "the model's chat template does not show a picture there: send it in a message of the user"
             raise BadRequest(message, param="messages")
         left, shown = iter(marks), list[str | int]()
         for piece in pieces:
-            shown += self.run(next(left)) if piece == self.placeholder else [piece]
-        return shown
+            shown += self.pieces(next(left)) if piece == self.written else [piece]
+        return _joined(shown)
 
     def placed(self, ids: np.ndarray, pictures: Mapping[str, Picture]) -> PromptPictures | None:
         """Return where pictures, by their keys, are in a prompt's ids uint32 [n]; None if it has none.
@@ -200,12 +209,47 @@ class PictureForm:
             if picture is None or run is None:
                 raise BadRequest("the prompt has a picture that the request does not have", param="messages")
             end = min(start + len(run), len(ids))
+            if self.is_mutual and end - start < len(run):
+                raise BadRequest("the prompt ends inside a picture, of which all is seen at once", param="messages")
             tokens = self.layout(picture.mark.width, picture.mark.height)[: end - start]
             own[start:end] = tokens
-            spans += _spans(picture, tokens == self.placeholder, start)
+            spans += self._spans(picture, tokens == self.placeholder, start)
             following = at[np.searchsorted(at, end) :]
             start = int(following[0]) if len(following) else last + 1
         return PromptPictures(own, tuple(spans))
+
+    def _spans(self, picture: Picture, is_row: np.ndarray, start: int) -> Iterator[PictureSpan]:
+        """The rows of a picture that begins at `start` of a prompt, by the stretches in which they stand."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], is_row, [False]]).astype(np.int8)))
+        num_before = 0
+        for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            yield PictureSpan(picture, start + first, num_before, end - first, self.is_mutual)
+            num_before += end - first
+
+
+def _joined(pieces: Iterable[str | int]) -> list[str | int]:
+    """Return pieces of a prompt with texts that meet as one, which a tokenizer reads as one."""
+    found = list[str | int]()
+    for piece in pieces:
+        last = found[-1] if found else None
+        if isinstance(piece, str) and isinstance(last, str):
+            found[-1] = last + piece
+        else:
+            found.append(piece)
+    return found
+
+
+def content_pieces(
+    content: str, form: PictureForm | None, split: Callable[[str], Iterable[str | int]]
+) -> list[str | int]:
+    """Return the pieces of a message's content in a prompt, its texts by `split`; none of pictures without a form."""
+    found = list[str | int]()
+    for part in texts_and_marks(content):
+        if isinstance(part, str):
+            found += split(part)
+        elif form is not None:
+            found += form.pieces(part)
+    return _joined(found)
 
 
 def _begins(ids: np.ndarray, run: np.ndarray) -> bool:
@@ -213,30 +257,25 @@ def _begins(ids: np.ndarray, run: np.ndarray) -> bool:
     return np.array_equal(ids[: len(run)], run[: len(ids)])
 
 
-def _spans(picture: Picture, is_row: np.ndarray, start: int) -> Iterator[PictureSpan]:
-    """The rows of a picture that begins at `start` of a prompt, by the stretches in which they stand."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_row, [False]]).astype(np.int8)))
-    num_before = 0
-    for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        yield PictureSpan(picture, start + first, num_before, end - first)
-        num_before += end - first
-
-
 @dataclass(frozen=True, slots=True)
 class PictureSpan:
-    """`count` rows at positions `at`... that are rows `first`... of what a model's vision part makes of a picture."""
+    """`count` rows at positions `at`... that are rows `first`... of what a model's vision part makes of a picture.
+
+    `is_mutual`: they see each other, so one step computes all that is not stored of them.
+    """
 
     picture: Picture
     at: int
     first: int
     count: int
+    is_mutual: bool = False
 
     def within(self, start: int, end: int) -> PictureSpan | None:
         """Return the part of it at positions [start, end), with positions counted from `start`; None: nothing."""
         first, last = max(self.at, start), min(self.at + self.count, end)
         if first >= last:
             return None
-        return PictureSpan(self.picture, first - start, self.first + first - self.at, last - first)
+        return replace(self, at=first - start, first=self.first + first - self.at, count=last - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,6 +289,12 @@ class PromptPictures:
         """Return the spans at positions [start, end), counted from `start`."""
         found = (span.within(start, end) for span in self.spans)
         return tuple(span for span in found if span is not None)
+
+    def divided(self, position: int) -> tuple[int, int] | None:
+        """Return the first position and the end of the rows around `position` that see each other; None: there are
+        none, and a step may end there."""
+        spans = ((span.at, span.at + span.count) for span in self.spans if span.is_mutual)
+        return next(((first, end) for first, end in spans if first < position < end), None)
 
     def after(self, position: int) -> tuple[Picture, ...]:
         """Return the pictures of which rows lie at `position` or later, each once, in the prompt's order."""

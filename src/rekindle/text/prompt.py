@@ -31,8 +31,8 @@ from rekindle.text.pictures import (
     PictureForm,
     PromptPictures,
     content_for_template,
+    content_pieces,
     name_of_picture,
-    texts_and_marks,
 )
 from rekindle.text.splitters import PIECE_BYTES
 from rekindle.text.template import ChatTemplate, read_config
@@ -283,12 +283,7 @@ class PromptEncoder:
     def content_key(self, message: Message, text: str) -> bytes:
         """`text` of this message as it is in keys, without blanks at its ends."""
         guard = self.controls.guard_reply if message.role == "assistant" else self.controls.guard
-        form, pieces = self.pictures, list[str | int]()
-        for part in texts_and_marks(text.strip()):
-            if isinstance(part, str):
-                pieces += self.controls.split(guard(part))
-            elif form is not None:
-                pieces += form.run(part)
+        pieces = content_pieces(text.strip(), self.pictures, lambda part: self.controls.split(guard(part)))
         return self._prompt(pieces).key.strip(b" ")
 
     def _for_template(self, message: Message, arguments: ForTemplate) -> dict[str, Any]:

@@ -138,8 +138,8 @@ class _RowCounts:
 class Scheduler:
     """Queues of one engine. Every request is in exactly one of `waiting`, `loading`, `running`.
 
-    Chunks that do not complete a prompt end at multiples of `chunk_multiple` tokens, 1 for any place. At most
-    `max_scored_rows` of a step give logits because their prompts' tokens are scored.
+    Chunks that do not complete a prompt end at multiples of `chunk_multiple` tokens, 1 for any place, and never between
+    rows that see each other. At most `max_scored_rows` of a step give logits because their prompts' tokens are scored.
     """
 
     def __init__(
@@ -280,7 +280,8 @@ class Scheduler:
         count = self._chunk(sequence, fit, room=self.max_chunk_tokens, first=True)
         start, size = sequence.num_computed, sequence.block_tokens
         end = (start + count) // size * size
-        return Chunk(sequence, start, end - start if count < sequence.num_left and end > start else count)
+        ends_there = count < sequence.num_left and end > start and sequence.divided(end) is None
+        return Chunk(sequence, start, end - start if ends_there else count)
 
     def _fit(self, sequence: Sequence, bound: float, *, rows: int, contexts: int, first: bool) -> int:
         """Return how many rows of a sequence fit into the bound alongside the given ones.
@@ -310,7 +311,16 @@ class Scheduler:
         end = (start + count) // multiple * multiple
         if end <= start and first:
             end = (start // multiple + 1) * multiple
-        return min(max(0, end - start), sequence.num_left)
+        return min(max(0, self._undivided(sequence, end, first=first) - start), sequence.num_left)
+
+    @staticmethod
+    def _undivided(sequence: Sequence, end: int, *, first: bool) -> int:
+        """Return the end of a chunk, before rows that see each other if it lies among them; after them if only that
+        moves the first prefill of a step."""
+        divided = sequence.divided(end)
+        if divided is None:
+            return end
+        return divided[0] if divided[0] > sequence.num_computed or not first else divided[1]
 
     def youngest(self, requests: list[Request]) -> Request:
         """Return the request submitted last: it is preempted when memory is short."""
