@@ -225,13 +225,20 @@ def served(directory: Path, *wheels: Path) -> Path:
     return python
 
 
-def test_installed_wheels_answer_and_play_the_demo(wheel: Path, pocket_wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheels_answer_and_play_the_demo(
+    wheel: Path, pocket_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for somebody who keeps a key in the environment."""
     python = served(tmp_path / "env", wheel, pocket_wheel)
     answer = run(python, "-c", ANSWER, tmp_path / "store", cwd=tmp_path)
     assert "miss" in answer
     assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist()) or "kernels: " not in answer
     assert "serve" in run(python.with_name("rekindle"), "--help", cwd=tmp_path)
-    assert "holds" in run(python.with_name("rekindle"), "demo", cwd=tmp_path)
+    monkeypatch.setenv("REKINDLE_API_KEY", "secret")
+    monkeypatch.setenv("COLUMNS", "120")
+    flags = ("--seed", "11", "--threads", "1", "--hot-bytes", "256MiB")
+    shown = run(python.with_name("rekindle"), "demo", *flags, cwd=tmp_path)
+    assert shown.count("holds") == 3 and shown.count("same reply") == 24 and "kill -9" in shown
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)

@@ -1,18 +1,11 @@
-"""The demo: its verdict sees what goes wrong, and the whole of it holds with the bundled model."""
+"""The demo: its verdict sees what goes wrong. tests/test_package.py plays the whole of it from installed wheels."""
 
 from __future__ import annotations
 
-import io
-import os
 from dataclasses import replace
 from typing import Any, Literal
 
-import pytest
-from rich.console import Console
-
-from rekindle.config import Settings
 from rekindle.demo.report import Figures, Turn, checks, reuse_share, turn_line
-from rekindle.demo.run import run_demo
 from rekindle.demo.script import AGENTS, Line, part, system_prompt
 from rekindle.harness.client import Reply
 
@@ -84,16 +77,3 @@ def test_the_script_follows_from_its_seed() -> None:
     for agent in AGENTS:
         script = part(agent, 7)
         assert sum(line.wanted is not None for line in (*script.before, *script.after)) == 3
-
-
-def test_the_demo_holds_with_the_bundled_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for somebody who keeps a key in the environment."""
-    monkeypatch.setenv("REKINDLE_API_KEY", "secret")
-    out = io.StringIO()
-    settings = Settings.load({"threads": 1, "hot_bytes": "256MiB", "port": 0}, os.environ)
-    code = run_demo(settings, seed=11, console=Console(file=out, width=120))
-    shown = out.getvalue()
-    assert code == 0, shown
-    assert shown.count("holds") == 3
-    assert "kill -9" in shown
-    assert shown.count("same reply") == 24

@@ -61,7 +61,7 @@ def test_the_next_turn_computes_new_words_only(
         )
         assert report.computed_tokens <= new + 8, f"{words}: {report}"
         assert report.outcome != "miss"
-    cold = talk(start(model, anticipate="off", store="off"), agent, wait=False, reuse="off")
+    cold = talk(engine, None, wait=False, reuse="off")
     assert [ids for _, ids in said] == [ids for _, ids in cold]
 
 

@@ -51,8 +51,8 @@ def reply_of(engine: Engine, asked: GenerationRequest) -> tuple[Message, ChatRes
     return said.message(), result
 
 
-def session(engine: Engine, *, reminded: bool, reuse: Reuse | None = None) -> Iterator[tuple[ChatResult, str]]:
-    """What was said, and what was new in the prompt of each step. `reminded`: results sometimes come with words.
+def session(engine: Engine, reuse: Reuse | None = None) -> Iterator[tuple[ChatResult, str]]:
+    """What was said, and what was new in the prompt of each step: results, which sometimes come with words.
 
     Templates that refuse words behind results get them inside the last result, as a server of such a model sends them.
     """
@@ -72,7 +72,7 @@ def session(engine: Engine, *, reminded: bool, reuse: Reuse | None = None) -> It
         message, result = reply_of(engine, asked)
         yield result, new
         messages.append(message)
-        words_too = reminded and number % 3 == 1
+        words_too = number % 3 == 1
         if message.tool_calls:
             new = f"{number} rows were looked at and {7 * number} of them changed."
             new += TEXTS.reminder(number) if words_too and refuses else ""
@@ -83,11 +83,10 @@ def session(engine: Engine, *, reminded: bool, reuse: Reuse | None = None) -> It
             new = new + words if message.tool_calls else words
 
 
-@pytest.mark.parametrize("reminded", [False, True])
-def test_each_step_computes_what_is_new_in_it(start: Start, scripted: Path, reminded: bool) -> None:
+def test_each_step_computes_what_is_new_in_it(start: Start, scripted: Path) -> None:
     engine = start(scripted, anticipate="on", min_reuse_tokens=1, hot_bytes=64 << 20)
     said, encoder = [], engine.encoder
-    for number, (result, new) in enumerate(session(engine, reminded=reminded)):
+    for number, (result, new) in enumerate(session(engine)):
         said.append(result.token_ids)
         num_new = len(encoder.encode(encoder.render_text(new)))
         if number:
@@ -96,4 +95,4 @@ def test_each_step_computes_what_is_new_in_it(start: Start, scripted: Path, remi
         until_idle(engine)
     engine.check()
     engine = start(scripted, store="off", hot_bytes=64 << 20)
-    assert [result.token_ids for result, _ in session(engine, reminded=reminded, reuse="off")] == said
+    assert [result.token_ids for result, _ in session(engine, reuse="off")] == said
