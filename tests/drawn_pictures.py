@@ -141,6 +141,13 @@ class Reference:
         scores = [torch.log_softmax(row[0], -1)[token].item() for row, token in zip(made.logits, reply, strict=True)]
         return ids, reply, scores
 
+    def scores(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Image.Image]) -> list[float]:
+        """The log probability of each token of the prompt but the first."""
+        given = self.given(messages, pictures)
+        with torch.inference_mode():
+            rows = torch.log_softmax(self.model(**given).logits[0, :-1], -1)
+        return [float(score) for score in rows.gather(1, given["input_ids"][0, 1:, None])[:, 0]]
+
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]

@@ -24,6 +24,7 @@ from rekindle.text.pictures import Picture, PictureSpan
 from rekindle.text.prompt import PromptEncoder
 from tests.drawn_pictures import Part, Reference, counted_looks, drawn, file_of, part_of, text
 from tests.engine.conftest import Start
+from tests.kernels.native import needs_kernels
 from tests.tiny_models import tiny_model_dir
 
 COUNT = 8
@@ -111,6 +112,32 @@ def test_replies_are_those_of_transformers(start: Start, seeing: Path, reference
     assert same(resumed, reference.reply(again, [WIDE, TALL], COUNT))
     assert engine.agent("ada").load().computed_tokens == 0  # of ids that no caller may send
     engine.check()
+
+
+def scored(engine: Engine, messages: list[dict[str, Any]]) -> list[float]:
+    """The log probability of each token of a prompt but the first, all computed."""
+    given = engine.chat(None, messages, temperature=0, max_tokens=1, prompt_logprobs=0, reuse="off").prompt_logprobs
+    assert given is not None and given[0] is None
+    return [each.logprob for each in given[1:] if each is not None]
+
+
+def test_every_token_has_the_score_that_transformers_gives_it(start: Start, seeing: Path, reference: Reference) -> None:
+    """Those of pictures and between them too."""
+    talk = [user(text("Look:"), shown(WIDE), text("and"), shown(TALL), text("What is it?"))]
+    own = scored(start(model=seeing, kv="fp32", max_chunk_tokens=7), talk)
+    assert own == pytest.approx(reference.scores(talk, [WIDE, TALL]), abs=2e-3)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kv", ["bf16", "q4h"])
+def test_kernels_see_what_torch_sees_in_chunks_of_any_size(start: Start, tmp_path: Path, kv: str) -> None:
+    """A picture whose rows see each other, in layers that are fused: without that scores are 0.09 away."""
+    model = tiny_model_dir("gemma3-vl", "bf16", tmp_path)
+    talk = [user(text("Look:"), shown(WIDE), text("What is it?"))]
+    whole, cut = (scored(start(model=model, kv=kv, max_chunk_tokens=most), talk) for most in (512, 7))
+    assert whole == cut
+    by_torch = scored(start(model=model, kv=kv, kernels="torch", max_chunk_tokens=40), talk)
+    assert whole == pytest.approx(by_torch, abs=0.03)
 
 
 def test_pictures_side_by_side_twice_and_as_one_tile(start: Start, seeing: Path, reference: Reference) -> None:
