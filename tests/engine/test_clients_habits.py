@@ -236,6 +236,46 @@ def test_the_end_of_a_system_text_that_comes_later_after_a_summary_is_put_back(e
     assert ask(engine, *begun, agent="eve").report.normalised == ()
 
 
+ENVIRONMENT = "# Environment\nYou have been invoked in the following environment: \n - Shell: bash"
+KINDS = "Available agent types for the Agent tool:" + "\n- Explore: reads, and changes nothing in the house." * 12
+TODAY = "Today's date is 2026-11-30."
+
+
+def status(file: str, text: str) -> dict[str, str]:
+    context = f"# gitStatus\nCurrent branch: main\n\nStatus:\n?? {file}"
+    return user(f"<system-reminder>\nYou can use the following context:\n{context}\n</system-reminder>\n\n{text}")
+
+
+def test_what_claude_code_says_after_the_first_words_is_reused(engine: Engine) -> None:
+    """Its requests as 2.1.332 sends them: a status before the user's words and the environment after them, all of it
+    with the words of a summary in between once it has begun anew."""
+    late = {"role": "system", "content": "\n\n".join((ENVIRONMENT, KINDS, TODAY))}
+    first = ask(engine, system(), status("a.txt", "look please"), late)
+    ask(engine, system(), status("a.txt", "look please"), late, called(LOOK), RESULT)
+    assert [each.kind for each in first.report.normalised] == ["tail"]
+    other = ask(engine, system(), status("b.txt", "look into it"), late, agent="eve")
+    decode, ids = engine.encoder.decode, first.prompt_ids
+    head = next(num for num in range(len(ids), 0, -1) if TODAY not in decode(ids[:num]))
+    assert other.report.reused_tokens >= head
+
+    later = {"role": "system", "content": "\n\n".join((KINDS, ENVIRONMENT, TODAY))}
+    begun = [system(), user("It goes on from a summary: dust."), {"role": "assistant", "content": "Dust."}]
+    asked = normalise_messages([*begun, status("a.txt", "talk of it"), later])
+    marks = (Breakpoint(3, None, 300), Breakpoint(4, None, 300))
+    request = GenerationRequest(
+        messages=asked, agent="ada", tools=TOOLS, params=GREEDY, structured=True, breakpoints=marks
+    )
+    result = engine.submit(request).result()
+    assert result.report.reused_tokens >= head
+    assert [(each.kind, each.message_index) for each in result.report.normalised] == [("tail", 2), ("compaction", 4)]
+    user_end, late_end = (decode(result.prompt_ids[:num]) for num in result.report.breakpoint_tokens)
+    assert user_end.endswith("talk of it") and late_end.endswith(TODAY)
+    again = ask(engine, *begun, status("a.txt", "talk of it"), later, called(LOOK), RESULT)
+    assert again.report.reused_tokens >= len(result.prompt_ids) - 2
+    elsewhere = ask(engine, *begun, status("a.txt", "talk of it"), later, agent="zoe").report
+    assert elsewhere.normalised == (), "whose conversation it goes on from is not known"
+
+
 def test_breakpoints_of_a_summarisers_request_keep_their_places(engine: Engine) -> None:
     history = [system(), user("look please"), called(LOOK), RESULT]
     ask(engine, *history)

@@ -13,6 +13,7 @@ from rekindle.text.messages import Message
 from rekindle.text.normalise import ATTRIBUTION as HEADER
 from rekindle.text.normalise import Normal, attribution_end, normalise, without_dates
 from rekindle.text.places import Place
+from rekindle.text.tails import as_begun
 from tests.text.factories import texts
 
 SIGNED = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=sdk-cli; cch=36ee5;"
@@ -209,6 +210,7 @@ TAIL = frozenset(["tail"])
 STATUS = "gitStatus: This is the git status at the start.\nCurrent branch: main\n\nStatus:\n?? a.txt"
 ENV = "Here is some useful information about the environment you are running in:\n<env>\n  Date: today\n</env>"
 CONTEXT = '<context name="gitStatus">The status at the start.\n\n?? a.txt\n</context>'
+SNAPSHOT = "Git snapshot at conversation start. It may be stale.\n```text\ngit: Status:\ngit: ?? a.txt\n```"
 LOOK = [{"type": "function", "function": {"name": "look"}}]
 
 
@@ -220,6 +222,7 @@ LOOK = [{"type": "function", "function": {"name": "look"}}]
         (f"{ENV}\nFollow the rules.\n{STATUS}", "\nFollow the rules.\n", f"{ENV}\n\n{STATUS}"),
         (f"{CONTEXT}\nFollow the rules.", "\nFollow the rules.", CONTEXT),
         (f"{ENV}\nRules.\n{ENV}", "\nRules.\n", f"{ENV}\n\n{ENV}"),
+        (f"{SNAPSHOT}\n\n---\n\n# auto memory", "\n\n---\n\n# auto memory", SNAPSHOT),
     ],
 )
 def test_a_changing_tail_moves_to_the_first_user_message(content: str, left: str, moved: str) -> None:
@@ -232,6 +235,43 @@ def test_a_changing_tail_moves_to_the_first_user_message(content: str, left: str
     assert found.place(Place(1, None)) == Place(1, None) and found.place(Place(3, 1)) == Place(3, 1)
     again = normalise(found.messages, LOOK, TAIL)
     assert (again.messages, again.removed) == (found.messages, ()), "idempotent"
+
+
+ENVIRONMENT = "# Environment\nYou have been invoked in the following environment: \n - Shell: bash"
+TODAY = "Today's date is 2026-11-30."
+
+
+def test_what_claude_code_says_after_the_first_words_moves_before_them() -> None:
+    late = Message("system", f"{ENVIRONMENT}\n\n{TODAY}")
+    system_text, answer = Message("system", f"Be kind.\n{STATUS}"), Message("assistant", "Yes?")
+    found = normalise([system_text, USER, late, answer, USER, late], LOOK, TAIL)
+    first = Message("user", f"{STATUS}\n\nHi")
+    assert found.messages == (Message("system", "Be kind.\n"), late, first, answer, USER, late)
+    assert [(each.message_index, each.text) for each in found.removed] == [(0, STATUS), (2, late.content)]
+    assert found.removed[1].place == Place(2, None), "it came after the user's words"
+    assert [found.place(Place(at, None)) for at in range(4)] == [Place(at, None) for at in (0, 2, 1, 3)]
+    assert found.as_sent[2] == late
+    again = normalise(found.messages, LOOK, TAIL)
+    assert (again.messages, again.removed) == (found.messages, ())
+    cut = normalise([Message("system", "Be kind."), USER, late], LOOK, TAIL, headings=["Today"])
+    assert cut.messages[1:] == (Message("system", f"{ENVIRONMENT}\n\n"), Message("user", f"{TODAY}\n\nHi"))
+    rules = Message("system", f"Rules. {late.content}")
+    kind = Message("system", "Be kind.")
+    for sent, tools in (
+        ([kind, USER, rules], LOOK),
+        ([kind, USER, late], []),
+        ([USER, late], LOOK),
+        ([kind, answer, late], LOOK),
+    ):
+        assert normalise(sent, tools, TAIL).messages == tuple(sent)
+
+
+def test_parts_of_a_late_message_come_in_their_first_order() -> None:
+    first = f"{ENVIRONMENT}\n\nThese skills are available:\n- dataviz\n\n{TODAY}"
+    later = f"These skills are available:\n- dataviz\n\n{ENVIRONMENT}\n\n{TODAY}"
+    assert as_begun(later) == as_begun(first) == first
+    assert as_begun(f"Skills.\n\n{ENVIRONMENT}") == f"{ENVIRONMENT}\n\nSkills."
+    assert as_begun("") is None and as_begun(f"See {ENVIRONMENT}") is None
 
 
 def test_a_tail_stays_where_nothing_is_won_or_nobody_can_take_it() -> None:

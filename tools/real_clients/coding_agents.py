@@ -21,6 +21,7 @@ LATER = "And what do they say after that? step:later"
 MORE = "What do the notes say now? step:more"
 AGAIN = "Read the notes. step:again"
 LONG = "long.txt"
+NODE = "node@24"
 DONE, STILL, ONCE = "The notes are changed.", "They name the cellar.", "Two keys are noted."
 THOUGHT = "The user wants something about files, so I use a tool and look at what it says before I answer."
 
@@ -51,6 +52,14 @@ def commands(first: Sequence[str], resumed: Sequence[str], *compaction: Command)
     ]
 
 
+def compacted(resumed: Sequence[str], order: str) -> Sequence[Command]:
+    """Return the calls of a client that compacts on an order, and of the prompt after it."""
+    return [
+        Command("compaction", [*resumed, order]),
+        Command("compaction", [*resumed, LATER], ["later"], output=STILL),
+    ]
+
+
 def _claude_script(place: Place) -> Script:
     notes, both = place.file(NOTES), [Call("Read", {"file_path": place.file(part)}) for part in PARTS]
     edit = Call("Edit", {"file_path": notes, "old_string": OLD, "new_string": NEW})
@@ -62,7 +71,7 @@ def _claude_script(place: Place) -> Script:
 def _claude_commands(place: Place) -> Sequence[Command]:
     claude = ["claude", "--allowedTools", "Read,Edit,Bash", "-p"]
     resumed = [*claude, "--continue"]
-    return commands(claude, resumed, Command("compaction", [*resumed, "/compact"]))
+    return commands(claude, resumed, *compacted(resumed, "/compact"))
 
 
 def _claude_variables(place: Place) -> Mapping[str, str]:
@@ -130,7 +139,7 @@ def _qwen_script(place: Place) -> Script:
 def _qwen_commands(place: Place) -> Sequence[Command]:
     qwen = ["qwen", "--auth-type", "openai", "--model", "default", "--yolo"]
     resumed = [*qwen, "--continue"]
-    return commands(qwen, resumed, Command("compaction", [*resumed, "/compress"]))
+    return commands(qwen, resumed, *compacted(resumed, "/compress"))
 
 
 def _openai_variables(place: Place) -> Mapping[str, str]:
@@ -196,15 +205,13 @@ def _aider_variables(place: Place) -> Mapping[str, str]:
     return {"OPENAI_API_BASE": f"{place.url}/v1", "OPENAI_API_KEY": "none"}
 
 
-def _npm(*names: str) -> Packages:
-    return Packages("npm", names)
+def _npm(name: str) -> Packages:
+    """Return the newest of a client, with a Node that it runs on: for an older one npm would choose an older client."""
+    return Packages("npm", (f"{name}@latest", NODE))
 
 
 CODING_AGENTS = (
-    # Without the tag npm chooses, for an older Node, an older one.
-    Client(
-        "Claude Code", _npm("@anthropic-ai/claude-code@latest"), _claude_script, _claude_commands, _claude_variables
-    ),
+    Client("Claude Code", _npm("@anthropic-ai/claude-code"), _claude_script, _claude_commands, _claude_variables),
     Client("Codex CLI", _npm("@openai/codex"), _codex_script, _codex_commands, configure=_codex_configure),
     Client("opencode", _npm("opencode-ai"), _opencode_script, _opencode_commands, configure=_opencode_configure),
     Client("Qwen Code", _npm("@qwen-code/qwen-code"), _qwen_script, _qwen_commands, _openai_variables),

@@ -22,7 +22,9 @@ TURN = "<|im_start|>"
 END = "<|im_end|>"
 RESULT = "<tool_response>"
 PROSE = "I would rather say it in my own words."
-OTHER = ("The notes were read and changed; pictures and parts were looked at.", '{"title": "Notes"}')
+SUMMARY = "The notes were read and changed; pictures and parts were looked at."
+# In the tags without which Claude Code and Qwen Code ask for a summary once more.
+OTHER = (f"<state_snapshot>\n<summary>\n{SUMMARY}\n</summary>\n</state_snapshot>", '{"title": "Notes"}')
 
 
 @dataclass(frozen=True, slots=True)

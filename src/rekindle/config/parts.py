@@ -128,8 +128,9 @@ class PromptSettings:
         "attribution,tail,compaction",
         f"remove what clients change on every call: {', '.join(NORMALISATIONS)}, or off",
         detail="Several are separated by commas. `tools` sorts the tools instead of removing something; `tail` moves "
-        "what known clients change at the end of a system text to the first user message; `compaction` keeps an "
-        "agent's tools and system text in a prompt that is its history without them, or that quotes its history.",
+        "what known clients change at the end of a system text to the first user message, and what they say after that "
+        "message, always the same, before it; `compaction` keeps an agent's tools and system text in a prompt that is "
+        "its history without them, or that quotes its history.",
     )
     tail_heading: tuple[str, ...] = setting(
         (),

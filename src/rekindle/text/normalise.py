@@ -23,7 +23,7 @@ from typing import Any
 
 from rekindle.text.messages import Message
 from rekindle.text.places import Place
-from rekindle.text.tails import volatile_spans
+from rekindle.text.tails import is_late, volatile_spans
 
 ATTRIBUTION = "x-anthropic-billing-header:"
 _PAIRS = r"(?:[ \t]*[\w-]+=[^;\n]*;)+(?:[ \t]*[\w-]+=[^;\s]*(?=\n|\Z))?"
@@ -191,27 +191,33 @@ def normalise(
     Idempotent. Without kinds, nothing changes. `headings`: how lines begin from which on a system text is volatile.
     """
     target = _tail_target(messages) if "tail" in kinds and tools else None
+    late = _late(messages, target)
+    leading = () if target is None else (*range(target), late)
     cuts = tuple(
-        tuple(_cuts(message, kinds if target is not None and at < target else kinds - {"tail"}, headings))
+        tuple(_cuts(message, kinds if at in leading else kinds - {"tail"}, headings))
         for at, message in enumerate(messages)
     )
     ordered = _ordered(tools) if tools and "tools" in kinds else tools
     is_reordered = ordered is not None and tools is not None and _serialized(ordered) != _serialized(tools)
-    if not is_reordered and not any(cuts):
+    if not is_reordered and not any(cuts) and late is None:
         return Normal(tuple(messages), tools)
     moved = _moved(messages, cuts)
     kept: list[Message] = []
-    indices: list[int | None] = []
+    indices: list[int | None] = [None] * len(messages)
     removed: list[Removed] = []
     if is_reordered:
         names = ", ".join(map(_name, tools or ()))
         removed.append(Removed("tools", None, names, _digest(_serialized(tools)), Place(None, None)))
-    for index, (message, mine) in enumerate(zip(messages, cuts, strict=True)):
+    for index in sorted(range(len(messages)), key=lambda at: at if at != late else at - 1.5):
+        message, mine = messages[index], cuts[index]
         content = (moved if index == target else "") + _without(message.content, mine)
         is_gone = bool(mine) and not content.strip() and len(messages) > 1
-        indices.append(None if is_gone else len(kept))
         removed += _removed(index, message.content, mine, len(kept), is_gone=is_gone)
+        if index == target and late is not None:
+            text = messages[late].content
+            removed.append(Removed("tail", late, text, _digest(text), Place(len(kept), None)))
         if not is_gone:
+            indices[index] = len(kept)
             kept.append(message if content == message.content else replace(message, content=content))
     added = tuple(len(moved) if index == target else 0 for index in range(len(messages)))
     return Normal(tuple(kept), ordered, tuple(removed), tuple(indices), cuts, added)
@@ -221,6 +227,16 @@ def _tail_target(messages: Sequence[Message]) -> int | None:
     """Return the index of the first user message, if only system messages come before it."""
     first = next((at for at, message in enumerate(messages) if message.role != "system"), None)
     return first if first and messages[first].role == "user" else None
+
+
+def _late(messages: Sequence[Message], target: int | None) -> int | None:
+    """Return the index of the message that moves before the first user message; None: there is none."""
+    at = None if target is None else target + 1
+    return at if at is not None and at < len(messages) and _is_late(messages[at]) else None
+
+
+def _is_late(message: Message) -> bool:
+    return message.role == "system" and is_late(message.content)
 
 
 def _moved(messages: Sequence[Message], cuts: Sequence[Sequence[Cut]]) -> str:

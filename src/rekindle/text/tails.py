@@ -3,6 +3,9 @@
 Owns the headings of known clients, and finds those of others in two versions of a text. Many templates write tools
 after the system text, so one new line there costs all of them: thousands of tokens at every start. Moved to the head of
 the first user message it costs itself.
+
+The other way round, known clients write what does not change in a system message after the first words of a user, so
+that it is computed again for each conversation: `is_late` says which.
 """
 
 from __future__ import annotations
@@ -16,8 +19,13 @@ MOST_TAIL = 1 << 14  # characters of a known part without an end: Claude Code cu
 _KNOWN: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"^gitStatus:", re.MULTILINE), None),  # Claude Code
     (re.compile(r'^<context name="gitStatus">', re.MULTILINE), "</context>"),  # Continue
+    (re.compile(r"^Git snapshot at conversation start\.[^\n]*\n```text$", re.MULTILINE), "\n```"),  # Qwen Code
     (re.compile(r"^Here is (?:some )?useful information about the environment[^\n]*\n<env>", re.MULTILINE), "</env>"),
 )
+# How a system message begins that Claude Code writes after a user's words, and with what it ends. After a summary the
+# parts in between come first.
+_LATE = "# Environment\nYou have been invoked in the following environment"
+_LATE_END = "\n\nToday's date is "
 LONGEST_TITLE = 80  # characters; a longer one is no heading for a setting
 LONGEST_LABEL = 40  # characters; more before a colon are a sentence
 # A setting has several separated by commas.
@@ -52,6 +60,22 @@ def volatile_spans(content: str, headings: Sequence[str] = ()) -> list[tuple[int
         if not spans or start >= spans[-1][1]:
             spans.append((start, end))
     return spans
+
+
+def is_late(content: str) -> bool:
+    """Whether a system message is one that a known client writes after the first words of a user."""
+    return content.startswith(_LATE)
+
+
+def as_begun(content: str) -> str | None:
+    """Return a late system message of a later request with its parts in the order of a first one; None: it is none."""
+    start = 0 if is_late(content) else content.find(f"\n\n{_LATE}") + 2
+    if start == 1:
+        return None
+    end = content.find(_LATE_END, start)
+    end = len(content) if end < 0 else end
+    others = content[:start].rstrip()
+    return content[start:end] + (f"\n\n{others}" if others else "") + content[end:]
 
 
 def _heading(heading: str) -> re.Pattern[str]:

@@ -12,10 +12,11 @@ from itertools import takewhile
 
 from rekindle.engine.intake.quotes import OPEN, unquoted
 from rekindle.engine.memory.preambles import Preamble, names_of
-from rekindle.engine.types import GenerationRequest
+from rekindle.engine.types import Breakpoint, GenerationRequest
 from rekindle.text.messages import Message
 from rekindle.text.normalise import Removed
 from rekindle.text.places import Place
+from rekindle.text.tails import as_begun
 
 COMPACTION = "compaction"  # a kind of normalisation
 BETWEEN = "\n\n"  # a system text or a tail, and the words that it is put before
@@ -89,6 +90,33 @@ def with_quoted(request: GenerationRequest, known: Preamble, history: Sequence[M
         quote = reported(len(leading), newest.content[newest.content.index(OPEN) :])
         said = tuple(each for each in before if each.reasoning and with_reasoning)
         yield Candidate(changed, (reported(None, names_of(known.tools)), *moved, quote), said)
+
+
+def heads(request: GenerationRequest, known: Preamble) -> Iterator[Candidate]:
+    """Yield a request with what its agent's client writes later since a summary where a conversation begins with it:
+    the end of the system text, or a message after the first words of the user."""
+    messages = request.messages or ()
+    found = None if request.breakpoints else with_head(messages, known.system)
+    if found is not None:
+        changed, at = found
+        yield Candidate(replace(request, messages=changed), (reported(at, messages[at].content),))
+    first = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    to = first + 1
+    later = ((at, as_begun(each.content)) for at, each in enumerate(messages) if each.role == "system" and at >= to)
+    at, text = next(((at, text) for at, text in later if text is not None), (to, None))
+    if at > to and text is not None and messages[first].role == "user":
+        begun = replace(messages[at], content=text)
+        changed = (*messages[:to], begun, *messages[to:at], *messages[at + 1 :])
+        marks = tuple(_with_one_before(each, to, at) for each in request.breakpoints)
+        yield Candidate(replace(request, messages=changed, breakpoints=marks), (reported(at, messages[at].content),))
+
+
+def _with_one_before(mark: Breakpoint, to: int, at: int) -> Breakpoint:
+    """Return where a breakpoint is when the message `at` has moved `to` an earlier place."""
+    index = mark.message_index
+    if index == at:
+        return replace(mark, message_index=to, num_chars=None)
+    return replace(mark, message_index=index + 1) if index is not None and to <= index < at else mark
 
 
 def with_head(messages: Sequence[Message], system: Sequence[str]) -> tuple[tuple[Message, ...], int] | None:

@@ -9,8 +9,9 @@ be another conversation's. In this order, each over what the one before it gave:
                 that was sent in place of the agent's moves to the head of the newest user message, where the model
                 reads it as late as it can. Where the history comes as a quote in one message (`quotes`), candidates
                 have its messages in place of the quote. Kept if less is to be computed then.
-    head        After a summary some clients write later what was the end of the system text. The candidate has it where
-                it was. Kept if stored text continues to the end of the system text then.
+    head        After a summary some clients write later what was the end of the system text, or came after the user's
+                first words. The candidate has it where it was. Kept if stored text continues to the end of the head
+                then.
     tails       Changing tails of the system text. The candidate has them where stored text has them. Kept if that
                 continues to the end of the first reply.
     arguments   Calls whose arguments are the same JSON values, written otherwise. The candidate has them as they were
@@ -31,8 +32,7 @@ from rekindle.engine.intake.candidates import (
     COMPACTION,
     Candidate,
     candidates,
-    reported,
-    with_head,
+    heads,
     with_messages,
     with_quoted,
 )
@@ -118,21 +118,16 @@ class Rewrites:
 
     def _with_head(self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory) -> Rewritten:
         known = on_memory(lambda: self._lookup.own_preamble(request)) if COMPACTION in self._renderer.kinds else None
-        messages = request.messages or ()
-        found = None if known is None or request.breakpoints else with_head(messages, known.system)
-        if found is None:
-            return request, rendering
-        changed, moved_from = found
-        candidate = replace(request, messages=changed)
-        again = self._renderer.render(candidate)
-        without, _ = self._lookup.nearest(rendering, on_memory=on_memory)
-        matched, _ = self._lookup.nearest(again, on_memory=on_memory)
-        settled = again.request.messages or ()
-        head = [*takewhile(lambda message: message.role == "system", settled)]
-        if matched < max(without + LEAST_GAIN, self._encoder.message_ends(again.prompt, head)[-1]):
-            return request, rendering
-        kept = reported(moved_from, messages[moved_from].content), without
-        return candidate, replace(again, removed=(*again.removed, kept))
+        for candidate in () if known is None else heads(request, known):
+            again = self._renderer.render(candidate.request)
+            without, _ = self._lookup.nearest(rendering, on_memory=on_memory)
+            matched, _ = self._lookup.nearest(again, on_memory=on_memory)
+            settled = again.request.messages or ()
+            head = [*takewhile(lambda message: message.role == "system", settled)]
+            if matched >= max(without + LEAST_GAIN, self._encoder.message_ends(again.prompt, head)[-1]):
+                kept = ((each, without) for each in candidate.kept)
+                return candidate.request, replace(again, removed=(*again.removed, *kept))
+        return request, rendering
 
     def _with_earlier_tails(self, request: GenerationRequest, rendering: Rendering, on_memory: OnMemory) -> Rewritten:
         if not any(each.kind == TAIL for each, _ in rendering.removed) or self._lookup.is_off(request):
