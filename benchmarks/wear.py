@@ -4,7 +4,7 @@
 
 An arm each: unnamed requests written when they are reused, the default; all of them, as before; and the same requests
 as agents. In each arm the same prompts with one system text are asked once, and then conversations of several turns,
-on a store of its own. Bytes are those of records and of the index.
+on a store of its own. Bytes are those of records and of the index, and those of the index alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,8 @@ from rekindle_lab.bench.workload import WORDS
 from rekindle_lab.record import Measurement, Origin, deliver
 
 ARMS = ("reused", "always", "agents")
-MEASURES = ("one-shot prompts", "conversations")
+PARTS = ("one-shot prompts", "conversations")
+MEASURES = tuple(f"{part}{what}" for part in PARTS for what in ("", ", index"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,6 @@ def _arm(settings: Settings, options: WearBench, arm: str) -> list[Measurement]:
             system = {"role": "system", "content": _text(words, options.words)}
             for number in range(options.prompts):
                 _ask(engine, arm, f"prompt {number}", [system, _user(words, options)])
-            engine.flush()
             once = _written(engine)
             for number in range(options.conversations):
                 history = [system]
@@ -68,11 +69,10 @@ def _arm(settings: Settings, options: WearBench, arm: str) -> list[Measurement]:
                     history.append(_user(words, options))
                     reply = _ask(engine, arm, f"conversation {number}", history)
                     history.append({"role": "assistant", "content": reply})
-            engine.flush()
             talks = _written(engine) - once
-    per = (options.prompts, options.conversations * options.turns)
-    found = zip(MEASURES, (once, talks), per, strict=True)
-    return [Measurement(name, arm, "bytes a request", (count / number,)) for name, count, number in found]
+    per = np.repeat((options.prompts, options.conversations * options.turns), 2)
+    found = zip(MEASURES, (*once, *talks) / per, strict=True)
+    return [Measurement(name, arm, "bytes a request", (float(count),)) for name, count in found]
 
 
 def _ask(engine: Engine, arm: str, name: str, messages: list[dict[str, Any]]) -> str:
@@ -87,10 +87,13 @@ def _text(words: Random, count: int) -> str:
     return " ".join(words.choices(WORDS, k=count)) + "."
 
 
-def _written(engine: Engine) -> int:
+def _written(engine: Engine) -> np.ndarray:
+    """Return the bytes of records and index, and of the index [2], once nothing waits to be written."""
+    engine.flush()
     stats = engine.stats().store
     assert stats is not None, "there is a store"
-    return int(stats["bytes_written"] + stats["index_bytes_written"])
+    index = stats["index_bytes_written"]
+    return np.array([stats["bytes_written"] + index, index])
 
 
 def _table(measured: list[Measurement], options: WearBench) -> Table:

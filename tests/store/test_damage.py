@@ -15,6 +15,7 @@ import pytest
 
 from rekindle.store.commands import Delete
 from rekindle.store.files.records import MAGIC
+from rekindle.store.rows.index import PAGE_BYTES
 from rekindle.store.threads.readers import RUN_BLOCKS
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, SIZE, Chain, load, save, warm_tokens
@@ -162,8 +163,8 @@ def test_a_lost_index_is_made_anew_from_the_records(opened: Opened, place: Path,
 def test_a_damaged_page_of_the_index_is_no_error(opened: Opened, place: Path, number: int) -> None:
     chain = saved(opened)
     content = bytearray((place / "index.db").read_bytes())
-    page = number * 4096
-    content[page : page + 4096] = bytes(4096)
+    page = number * PAGE_BYTES
+    content[page : page + PAGE_BYTES] = bytes(PAGE_BYTES)
     (place / "index.db").write_bytes(content)
     store = opened()
     assert warm_tokens(store, chain) in (*range(0, len(IDS), SIZE), len(IDS))

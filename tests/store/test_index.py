@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StoreError
+from rekindle.store.rows.index import LOG_BYTES, PAGE_BYTES
 from rekindle.store.rows.schema import INDEX_VERSION
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, Chain, save, warm_tokens
@@ -48,6 +49,12 @@ def test_an_index_of_a_newer_rekindle_is_refused_and_left_alone(opened: Opened, 
         connection.execute(f"PRAGMA user_version = {INDEX_VERSION}")
     connection.close()
     assert len(opened().sequences()) == 1
+
+
+def test_a_new_index_has_small_pages_and_a_log_of_megabytes(opened: Opened) -> None:
+    writer = opened().index.writer
+    found = [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "wal_autocheckpoint")]
+    assert found == [PAGE_BYTES, LOG_BYTES // PAGE_BYTES]
 
 
 def test_the_bytes_of_the_index_are_told(opened: Opened, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 from rekindle.engine import gauges
 from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.maintenance import opening
+from rekindle.store.rows.index import PAGE_BYTES
 from rekindle.store.values import StoreStats
 from rekindle.store.warm import WarmStore
 from tests.store.chains import FINGERPRINT, Chain, fast_directory, open_store, warm_tokens
@@ -198,9 +199,9 @@ def test_a_changed_column_is_noticed_and_saving_goes_on(directory: Path, whole: 
 def test_a_flipped_bit_in_any_page_costs_no_more_than_a_restart(directory: Path, whole: Whole) -> None:
     random = np.random.default_rng(3)
     content = whole.files["index.db"]
-    pages = range(len(content) // 4096)
+    pages = range(len(content) // PAGE_BYTES)
     for number in range(max(len(pages), NUM_HURTS)):
-        at = pages[number % len(pages)] * 4096 + int(random.integers(4096))
+        at = pages[number % len(pages)] * PAGE_BYTES + int(random.integers(PAGE_BYTES))
         hurt = bytearray(content)
         hurt[at] ^= 1 << int(random.integers(8))
         lay_out(directory, {**whole.files, "index.db": bytes(hurt)})
@@ -315,7 +316,7 @@ def test_a_broken_page_met_while_running_is_said_and_cured_by_a_restart(
     with contextlib.closing(sqlite3.connect(index)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'block'").fetchone()
     content = bytearray(whole.files["index.db"])
-    content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
+    content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = b"\xff" * PAGE_BYTES
     index.write_bytes(content)
     store = opened_at(directory)
     save(store, NEW["team2", "new"], "new", "team2")

@@ -63,6 +63,21 @@ def test_the_log_shows_what_sqlite_writes(tmp_path: Path) -> None:
     assert counted > 2 * path.stat().st_size > 0
 
 
+def test_small_pages_count_as_what_a_file_system_writes(tmp_path: Path) -> None:
+    path = tmp_path / "index.db"
+    path.touch()
+    db = connect_writer(path, page_bytes=2048)
+    db.execute("CREATE TABLE pair(a INTEGER PRIMARY KEY, b BLOB)")
+    with transaction(db):
+        db.executemany("INSERT INTO pair VALUES (?, ?)", [(number, os.urandom(700)) for number in range(101)])
+    truncate_log(db)
+    frames = LogFrames(path)
+    db.execute("VACUUM")  # every page anew
+    (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+    assert num_pages % 2 == 1 and frames.new_bytes() == 32 + num_pages * (24 + 2048) + (num_pages + 1) // 2 * 4096
+    db.close()
+
+
 def test_the_figures_are_what_the_writer_writes(opened: Opened) -> None:
     store = opened()
     before = store.writer.call(lambda ledger: bytes_of_this_thread()).result()

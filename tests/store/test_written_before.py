@@ -13,6 +13,7 @@ import pytest
 from rekindle.config import RESPONSES_FILE, SESSIONS_FILE
 from rekindle.server.observers.receipts import Receipt
 from rekindle.server.responses.stored import StoredResponses
+from rekindle.store.rows.index import LOG_BYTES
 from rekindle_sessions.log.records import SavedSession, SessionRecords
 from tests.data.written_by_0_1 import write as written
 from tests.store.chains import Chain, open_store, warm_tokens
@@ -41,6 +42,9 @@ def test_agents_of_0_1_are_warm(directory: Path) -> None:
             assert warm_tokens(store, Chain.of(store, ids)) == len(ids)
         assert store.pins() == {("default", "bob"): written.PINNED_UNTIL}
         store.check("records")
+        writer = store.index.writer
+        found = [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "wal_autocheckpoint")]
+        assert found == [4096, LOG_BYTES // 4096], "its pages stay as they are"
 
 
 def test_responses_of_0_1_are_kept(directory: Path) -> None:

@@ -12,9 +12,30 @@ WEAR: tuple[Mutant, ...] = (
     one(
         "wear: a checkpoint is not counted",
         LOG,
-        "(page_bytes if frame[:4] not in self._pages else 0)",
+        "(piece_bytes if piece not in self._pieces else 0)",
         "0",
         f"{STORE}::test_the_log_shows_what_sqlite_writes",
+    ),
+    one(
+        "wear: a checkpoint writes no more than a page has",
+        LOG,
+        "max(page_bytes, _FILE_PAGE_BYTES)",
+        "page_bytes",
+        f"{STORE}::test_small_pages_count_as_what_a_file_system_writes",
+    ),
+    one(
+        "wear: an index has pages of 4 KiB",
+        "store/rows/index.py",
+        "connect_writer(path, page_bytes=PAGE_BYTES)",
+        "connect_writer(path)",
+        "tests/store/test_index.py::test_a_new_index_has_small_pages_and_a_log_of_megabytes",
+    ),
+    one(
+        "wear: a log is measured in pages of one size",
+        "store/files/sqlite_file.py",
+        "{log_bytes // page_bytes}",
+        "{log_bytes // 2048}",
+        "tests/store/test_written_before.py::test_agents_of_0_1_are_warm",
     ),
     one(
         "wear: a log that begins anew is not seen",

@@ -2,8 +2,9 @@
 
 SQLite does not say what it writes. A transaction appends a frame for every page that it changes; each page that the log
 holds is copied into the file once, by a checkpoint, before the log begins anew. So a frame counts as itself, and the
-first one of a page since the log began counts the page again. What counts too little: a page that more than one
-checkpoint copies, while a reader keeps the log from beginning anew.
+first one of a page since the log began counts the page again: as the piece of the file that a file system writes for
+it, which smaller pages share. What counts too little: a page that more than one checkpoint copies, while a reader keeps
+the log from beginning anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_FILE_PAGE_BYTES = 4096  # file systems write no less
 _HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24  # sqlite.org/fileformat2.html, section 4.1
 
 
@@ -21,7 +23,7 @@ class LogFrames:
         self._path = path.with_name(f"{path.name}-wal")
         self._salts = b""  # of the log that was seen last; each has others
         self._num_seen = 0
-        self._pages: set[bytes] = set()
+        self._pieces: set[int] = set()  # of the file that this log changes
         self.new_bytes()  # an earlier process wrote, and counted, what is there
 
     def new_bytes(self) -> int:
@@ -40,7 +42,7 @@ class LogFrames:
             os.close(file)
 
     def _begin(self, salts: bytes) -> None:
-        self._salts, self._num_seen, self._pages = salts, 0, set()
+        self._salts, self._num_seen, self._pieces = salts, 0, set()
 
     def _count(self, file: int) -> int:
         header = os.pread(file, _HEADER_BYTES, 0)
@@ -48,6 +50,7 @@ class LogFrames:
             self._begin(b"")
             return 0
         page_bytes, salts = int.from_bytes(header[8:12], "big"), header[16:24]
+        piece_bytes = max(page_bytes, _FILE_PAGE_BYTES)
         num_bytes, frame_bytes = 0, _FRAME_HEADER_BYTES + page_bytes
         if salts != self._salts:
             self._begin(salts)
@@ -56,6 +59,7 @@ class LogFrames:
             frame = os.pread(file, _FRAME_HEADER_BYTES, _HEADER_BYTES + self._num_seen * frame_bytes)
             if frame[8:16] != salts:  # left from an earlier log, or the end of the file
                 return num_bytes
-            num_bytes += frame_bytes + (page_bytes if frame[:4] not in self._pages else 0)
-            self._pages.add(frame[:4])
+            piece = (int.from_bytes(frame[:4], "big") - 1) * page_bytes // piece_bytes
+            num_bytes += frame_bytes + (piece_bytes if piece not in self._pieces else 0)
+            self._pieces.add(piece)
             self._num_seen += 1

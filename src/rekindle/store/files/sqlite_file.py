@@ -59,9 +59,12 @@ def _any_text(content: bytes) -> str:
     return content.decode(errors="surrogateescape")
 
 
-def connect_writer(path: Path | str, *, busy_s: float = BUSY_S, locking: Locking = "shared") -> sqlite3.Connection:
+def connect_writer(
+    path: Path | str, *, busy_s: float = BUSY_S, locking: Locking = "shared", page_bytes: int | None = None
+) -> sqlite3.Connection:
     """Open a connection with durable transactions; "exclusive" locks out all others until it is closed.
 
+    `page_bytes`: the size of pages in a new file [SQLite's own, 4,096]; others keep theirs.
     sqlite3.DatabaseError if the file's header is damaged, where SQLite itself would open it read-only.
     """
     if path != MEMORY:
@@ -73,6 +76,8 @@ def connect_writer(path: Path | str, *, busy_s: float = BUSY_S, locking: Locking
     try:
         if locking == "exclusive":
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        if page_bytes is not None:
+            connection.execute(f"PRAGMA page_size = {page_bytes}")
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
         if locking == "exclusive":  # take the lock now, not at the first write
@@ -110,6 +115,12 @@ def problem(connection: sqlite3.Connection, check: Literal["quick_check", "integ
     """
     (found,) = connection.execute(f"PRAGMA {check}(1)").fetchone()
     return None if found == "ok" else str(found)
+
+
+def checkpoint_at(connection: sqlite3.Connection, log_bytes: int) -> None:
+    """Copy the write-ahead log into the file whenever it has this many bytes [SQLite's own: 1,000 pages]."""
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.execute(f"PRAGMA wal_autocheckpoint = {log_bytes // page_bytes}")
 
 
 def truncate_log(connection: sqlite3.Connection) -> bool:

@@ -24,13 +24,18 @@ from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, id
 from rekindle.errors import StoreError
 from rekindle.store.files.damage import IndexDamage
 from rekindle.store.files.keys import StoreKeys
-from rekindle.store.files.sqlite_file import connect, connect_writer, problem, truncate_log
+from rekindle.store.files.sqlite_file import checkpoint_at, connect, connect_writer, problem, truncate_log
 from rekindle.store.files.table import KeyedTable
 from rekindle.store.rows.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare
 from rekindle.store.values import SequenceRecord, StoredBlock
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=NamedTuple)
+# A turn changes some twenty pages, most of them for one row of 50 to 400 bytes: by hashes, rows lie anywhere. Smaller
+# pages would have no room for the ids of a block (256 bytes) in an index, and put them into pages of their own.
+PAGE_BYTES = 2048
+# A page that many turns change is copied into the file once for each log.
+LOG_BYTES = 8 << 20
 
 _CHAIN = f"""
 WITH RECURSIVE chain(depth, {BLOCK.columns}) AS (
@@ -126,8 +131,9 @@ class Index:
         self.damage = IndexDamage(mark_damaged)
         self._path = path
         self._readers = ReadConnections(path)
-        self.writer = connect_writer(path)
+        self.writer = connect_writer(path, page_bytes=PAGE_BYTES)
         try:
+            checkpoint_at(self.writer, LOG_BYTES)
             prepare(self.writer, path)
         except BaseException:
             self.writer.close()
