@@ -61,13 +61,14 @@ gpu: kernels
 mutants: kernels
 	$(BIN)/python -m tools.mutants
 
-# Hours, not minutes: processes and servers killed, crashes of random workloads, every state machine with thousands of
-# runs, an object tier damaged in every way, hostile GGUF files and constraints, and an hour of everything at once.
+# Hours, not minutes: processes, servers and fronts killed, crashes of random workloads, every state machine with
+# thousands of runs, an object tier damaged in every way, hostile GGUF files and constraints, and an hour of everything at once.
 KILLS ?= 900
 SERVER_KILLS ?= 100
 CRASH_RUNS ?= 40
 HURTS ?= 2000
 ROUTE_KILLS ?= 60
+FRONT_KILLS ?= 40
 SESSION_KILLS ?= 100
 FUZZ_RUNS ?= 200
 TIER_RUNS ?= 1000
@@ -75,13 +76,14 @@ GGUF_RUNS ?= 2000
 CONSTRAINT_RUNS ?= 2000
 SOAK_S ?= 3600
 torture: kernels
-	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) SESSION_KILLS=$(SESSION_KILLS) \
-	  CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) FUZZ_RUNS=$(FUZZ_RUNS) HYPOTHESIS_PROFILE=torture \
+	KILLS=$(KILLS) SERVER_KILLS=$(SERVER_KILLS) ROUTE_KILLS=$(ROUTE_KILLS) FRONT_KILLS=$(FRONT_KILLS) \
+	  SESSION_KILLS=$(SESSION_KILLS) CRASH_RUNS=$(CRASH_RUNS) HURTS=$(HURTS) FUZZ_RUNS=$(FUZZ_RUNS) HYPOTHESIS_PROFILE=torture \
 	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 0 --durations 20 \
 	  -k 'kill or crash or survive or hurt or changed_column or flipped_bit or trace or Machine or Pool or Radix or Order or fuzz' \
 	  tests/server/test_kills.py tests/server/test_route_kills.py tests/server/test_responses_damage.py \
 	  tests/server/test_responses_kept.py tests/sessions/service/test_service_kills.py tests/sessions/service/test_session_damage.py \
-	  tests/sessions/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache tests/hostile/test_fuzz.py
+	  tests/sessions/test_coordination_machine.py tests/engine/test_core_machine.py tests/store tests/cache tests/hostile/test_fuzz.py \
+	  tests/backends/llama/test_slot_memory.py
 	$(BIN)/python -m tools.tier_fuzz --runs $(TIER_RUNS)
 	$(BIN)/python -m tools.gguf_fuzz --runs $(GGUF_RUNS)
 	$(BIN)/python -m tools.constraint_fuzz --runs $(CONSTRAINT_RUNS)

@@ -24,6 +24,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The imitation as a program, which the variable names; its requests are logged."""
+    monkeypatch.setattr("rekindle.harness.own_server.POLL_S", 0.05)  # the imitation is there in a moment
     path = imitation.write_program(tmp_path / "llama-server")
     monkeypatch.setenv("LLAMA_SERVER", str(path))
     monkeypatch.setenv("IMITATION_LOG", str(tmp_path / "log"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 import re
@@ -31,6 +32,7 @@ from tests.backends.llama import imitation
 from tests.backends.llama.imitation import WINDOW
 
 FILE = Path(imitation.__file__)
+NUM_ROUNDS = int(os.environ.get("FRONT_KILLS", "2"))  # of twelve turns, in which a server is killed now and then
 pytestmark = pytest.mark.usefixtures("program")
 
 
@@ -216,11 +218,11 @@ def test_a_purge_empties_slots_and_disk(gguf: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("kept")
 def test_turns_survive_kills_of_either_process(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random turns of more agents than slots that go on, are cut back, forked and purged, with kills of the server and
-    restarts of the front between them."""
+    restarts of the front between them. `FRONT_KILLS` says how often the front is started (`make torture`)."""
     monkeypatch.setattr("rekindle.harness.own_server.STEADY_S", 0.0)  # each kill is the first: a pause of one second
     talk, rounds = Talk(gguf, tmp_path / "log"), random.Random(11)
     agents = [f"agent-{number}" for number in range(6)]
-    for _ in range(3):
+    for _ in range(NUM_ROUNDS):
         with front(gguf, tmp_path / "store", slots=3) as engine:
             for _ in range(12):
                 agent, other = rounds.sample(agents, 2)
