@@ -224,6 +224,19 @@ def test_it_is_readable_at_400_pixels_and_nothing_jumps(site: Site, opened: Open
         assert page.evaluate(SHIFTS) < 0.01, width
 
 
+def test_on_a_phone_an_agent_takes_three_lines_and_nothing_is_zoomed(site: Site, opened: Open) -> None:
+    Client(site.settings.port).chat([{"role": "user", "content": FACT}], agent="small", max_tokens=1)
+    page = opened(site.url, width=390)
+    expect(row(page, "small").locator("[data-label=Tokens]")).to_be_visible()
+    expect(row(page, "small").locator("[data-label=Warm]")).to_be_hidden()
+    box = row(page, "small").bounding_box()
+    assert box is not None and box["height"] < 110, box
+    sizes = page.locator("input:visible, textarea:visible").evaluate_all(
+        "nodes => nodes.map(node => parseFloat(getComputedStyle(node).fontSize))"
+    )
+    assert len(sizes) >= 2 and min(sizes) >= 16
+
+
 def test_the_chat_is_seen_however_many_agents_there_are(site: Site, opened: Open) -> None:
     client = Client(site.settings.port)
     for number in range(14):
@@ -250,9 +263,13 @@ def test_the_first_row_says_what_memory_holds_and_what_it_gave(site: Site, opene
     expect(figure("On disk")).to_contain_text("iB")
     expect(figure("Reused, last hour").locator(".value")).to_have_text(re.compile(r"^\d+(\.\d)? %$"))
     expect(figure("First token, last hour")).to_contain_text(re.compile(r"exact .*ms ×\d"))
-    expect(figure("Saved today")).to_contain_text(re.compile(r"about .* s\d+,?\d* tokens reused"))
-    expect(figure("Written to disk today")).to_contain_text("a turn")
+    expect(figure("Time saved today")).to_contain_text(re.compile(r"about .* s\d+,?\d* tokens reused"))
+    expect(figure("Disk writes today")).to_contain_text("a turn")
     expect(figure("Now")).to_contain_text("running")
+    page.set_viewport_size({"width": 1400, "height": 900})
+    tops = page.locator(".figure").evaluate_all("nodes => nodes.map(node => node.getBoundingClientRect().top)")
+    assert len(tops) == 7 and len(set(tops)) == 1, "one row"
+    expect(page.locator("#means")).to_contain_text("exactthe prompt is stored")
 
 
 def test_an_agent_is_kept_branched_carried_away_and_forgotten(site: Site, opened: Open, tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def said(page: Page, number: int) -> Any:
 def test_without_sessions_it_says_how_to_begin(site: Site, opened: Open) -> None:
     page = opened(site.url, "/#sessions")
     expect(page.locator("#session-curl")).to_contain_text(f"curl {site.url}{ROOT}")
+    expect(page.get_by_role("button", name="Begin")).to_be_visible()
+    page.get_by_text("New session").click()
+    with page.expect_response("**/sessions"):
+        pass
+    expect(page.get_by_role("button", name="Begin")).to_be_hidden()
     begin(site)
     page.get_by_role("link", name="The harbour committee").click()
     expect(page.get_by_role("heading", name="The harbour committee")).to_be_visible()
@@ -47,6 +52,7 @@ def test_without_sessions_it_says_how_to_begin(site: Site, opened: Open) -> None
 
 def test_a_session_is_begun_and_steered_on_the_page(site: Site, opened: Open, seen: Seen) -> None:
     seen.pardoned = ("Failed to load resource: the server responded with a status of 400",)
+    begin(site)
     page = opened(site.url, "/#sessions")
     page.get_by_text("New session").click()
     page.get_by_label("Who takes part, separated by commas").fill("Ada")

@@ -178,7 +178,7 @@ function drawWho(agents, speaking) {
       const row = el("li", { title: role || null, vars: { "--colour": colourOf(index) } }, sign, el("span", {}, name), said);
       row.show = ({ num_tokens: tokens, speaks }) => {
         row.classList.toggle("speaks", speaks);
-        say(said, tokens === null ? "" : count(tokens));
+        say(said, tokens === null ? "" : counted(tokens, "token"));
       };
       return row;
     },

@@ -13,6 +13,8 @@ export const TOPOLOGIES = {
   whisper: "whispers",
 };
 
+let wasOffered = false;
+
 /** Ask for the sessions, list them and return them; `open` is the id of the one that is shown beside. */
 export async function showSessions(open) {
   let sessions;
@@ -27,7 +29,10 @@ export async function showSessions(open) {
   byId("sessions-said").hidden = true;
   byId("no-sessions").hidden = sessions.length > 0;
   byId("sessions-view").classList.toggle("is-empty", sessions.length === 0);
-  if (!sessions.length) say(byId("session-curl"), curl());
+  if (!sessions.length) {
+    say(byId("session-curl"), curl());
+    if (!wasOffered) byId("new-session").open = wasOffered = true; // who closes it has it closed
+  }
   const rows = sessions.map((session) => ({ ...session, isOpen: session.id === open, used: ago(session.last_use), last_use: 0 }));
   keyed(byId("sessions"), rows, { key: (row) => row.id, make: makeRow, update: (node, row) => node.show(row) });
   return sessions;
@@ -49,7 +54,8 @@ function curl() {
     agents: [{ name: "Ada" }, { name: "Bo" }, { name: "Cy" }],
     sampling: { max_tokens: 48 },
   };
-  return `curl ${here(ROOT)}${key} \\\n  -d '${JSON.stringify(body)}'`;
+  const members = Object.entries(body).map(([name, value]) => `${JSON.stringify(name)}: ${JSON.stringify(value)}`);
+  return `curl ${here(ROOT)}${key} \\\n  -d '{${members.join(",\n       ")}}'`;
 }
 
 function makeRow({ id }) {

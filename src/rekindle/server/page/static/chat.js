@@ -150,7 +150,7 @@ function draw() {
   const said = messages();
   log.replaceChildren(...said.map(makeSaid));
   if (!said.length) {
-    const words = `What you write goes to ${agent() || "the agent"}, under its name. Beneath each answer stands what was reused for it.`;
+    const words = "What you write goes to the agent named above, which has a memory of its own. Beneath each answer stands what was reused for it.";
     log.append(el("p", { class: "quiet blank" }, words));
   }
   toEnd();

@@ -31,19 +31,19 @@ function reused(hour) {
 
 function firstTokens(hour) {
   const outcomes = OUTCOMES.filter((outcome) => hour[outcome]).map((outcome) => ({ outcome, ms: hour[outcome].first_token_ms, requests: hour[outcome].requests }));
-  return { name: "First token, last hour", outcomes, about: outcomes.length ? [] : ["no request"], title: "The median of each outcome." };
+  return { name: "First token, last hour", outcomes, value: "–", about: outcomes.length ? [] : ["no request"], title: "The median of each outcome." };
 }
 
 function saved({ since, reused_tokens: tokens, seconds }) {
   const about = seconds === null && tokens ? "no long prompt was computed to compare with" : `${counted(tokens, "token")} reused`;
   const title = `What computing the reused tokens would have taken since ${clock(since)}, at the pace of the long prompts that were computed since, less the time of loading.`;
-  return { name: "Saved today", value: seconds === null ? "–" : `about ${span(seconds)}`, about: [about], title };
+  return { name: "Time saved today", value: seconds === null ? "–" : `about ${span(seconds)}`, about: [about], title };
 }
 
 function ofDisk({ written }) {
   if (!written) return [];
   const about = [written.a_day === null ? null : `of ${bytes(written.a_day)}`, written.a_turn === null ? null : `${bytes(written.a_turn)} a turn`];
-  return [{ name: "Written to disk today", value: bytes(written.today), about: about.filter(Boolean), part: written.a_day === null ? null : written.today / written.a_day, tier: "saved" }];
+  return [{ name: "Disk writes today", value: bytes(written.today), about: about.filter(Boolean), part: written.a_day === null ? null : written.today / written.a_day, tier: "saved" }];
 }
 
 function checks({ memory }) {
@@ -66,10 +66,9 @@ function make({ name }) {
   const node = el("div", { class: "figure", role: "group", "aria-label": name }, el("h3", {}, name), value, bar, about);
   node.show = (row) => {
     if (row.title) node.setAttribute("title", row.title);
-    if (row.outcomes) value.replaceChildren(...row.outcomes.map(ofOutcome));
-    else value.replaceChildren(row.value);
-    value.hidden = row.outcomes?.length === 0;
-    value.classList.toggle("several", Boolean(row.outcomes));
+    const several = row.outcomes?.length > 0;
+    value.replaceChildren(...(several ? row.outcomes.map(ofOutcome) : [row.value]));
+    value.classList.toggle("several", several);
     bar.hidden = row.part === undefined || row.part === null;
     if (!bar.hidden) {
       bar.className = `level ${row.tier}`;

@@ -1,7 +1,7 @@
 // How long the first token took, by outcome: a dot for each request on a logarithmic scale, a line at the median.
 
-import { byId, svg } from "./dom.js";
-import { OUTCOMES, count, duration, median } from "./words.js";
+import { byId, el, svg } from "./dom.js";
+import { MEANS, OUTCOMES, count, duration, median } from "./words.js";
 
 const HEIGHT = 150;
 const ROW = 28;
@@ -10,8 +10,9 @@ const LEFT = 118;
 const RIGHT = 14;
 let before = "";
 
-/** Draw the requests of all agents that were told. */
+/** Draw the requests of all agents that were told, over what the outcomes mean. */
 export function showTimes(overview) {
+  if (!byId("means").children.length) byId("means").append(...OUTCOMES.flatMap((outcome) => [el("dt", { class: `outcome ${outcome}` }, outcome), el("dd", {}, MEANS[outcome])]));
   const requests = overview.agents.flatMap((agent) => agent.requests).filter((request) => request.first_token_ms !== null && request.outcome);
   const rows = OUTCOMES.map((outcome) => ({ outcome, times: requests.filter((each) => each.outcome === outcome).map((each) => each.first_token_ms) }));
   const box = byId("times");

@@ -20,11 +20,11 @@ export function counted(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
 }
 
-/** 8.4 ms, 120 ms, 2.1 s */
+/** 8.4 ms, 120 ms, 2.1 s: never parted from its unit */
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
-  if (ms >= 1000) return `${(ms / 1000).toFixed(ms < 10000 ? 1 : 0)} s`;
-  return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(ms < 10000 ? 1 : 0)}\u00a0s`;
+  return `${ms.toFixed(ms < 10 ? 1 : 0)}\u00a0ms`;
 }
 
 /** 0.4 s, 52 s, 3 min, 1 h 12 min: of seconds */
@@ -76,10 +76,8 @@ export function listed(names) {
   return `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 }
 
-/** The middle of some numbers; null of none. */
+/** The middle of some numbers, of two the lower one, as the server's; null of none. */
 export function median(numbers) {
   if (!numbers.length) return null;
-  const sorted = [...numbers].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  return [...numbers].sort((a, b) => a - b)[(numbers.length - 1) >> 1];
 }
