@@ -95,7 +95,7 @@ def restart_under(page: Page, site: Site) -> None:
 
 def receipts_are_shown(page: Page) -> None:
     """Of the reply in the chat, and of the same request at its agent: what was read, computed and checked."""
-    figure = page.get_by_role("group", name="Restored blocks checked", exact=True)
+    figure = page.get_by_role("group", name="Blocks checked", exact=True)
     expect(figure).to_contain_text(re.compile(r"[1-9]\d*all with the same bits"))
     page.get_by_role("button", name="ada", exact=True).click()
     for reply in (page.locator("#chat-log .assistant").last, page.locator("tr.opened li", has_text="extend")):

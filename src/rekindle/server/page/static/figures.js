@@ -50,7 +50,7 @@ function checks({ memory }) {
   if ((memory?.checked ?? null) === null) return [];
   const about = memory.differed ? `${count(memory.differed)} had other bits, and were dropped` : memory.checked ? "all with the same bits" : "none yet";
   const title = "Blocks from disk that were computed again in idle time, and compared bit by bit.";
-  return [{ name: "Restored blocks checked", value: count(memory.checked), about: [about], title }];
+  return [{ name: "Blocks checked", value: count(memory.checked), about: [about], title }];
 }
 
 function queue({ memory }, { running, waiting }) {
