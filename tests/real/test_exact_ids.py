@@ -19,9 +19,7 @@ from tests.real.conftest import NAMES
 
 PROMPTS = (
     "What is the capital of Italy?",
-    "Write a short poem about a lighthouse in winter.",
     "def fibonacci(n):\n    # complete this function, please\n",
-    "Translate to French: the library is closed on Monday.",
     "Explain in one sentence why the sky is blue; then name 3 colours of a rainbow: é, ü, 数字 🙂.",
 )
 NUM_TOKENS = 20
