@@ -33,6 +33,8 @@ SHOWN_SETTINGS = {
     "start": ("kv", "repeats"),
     "loads": ("blocks", "repeats"),
     "restart": ("tokens", "repeats"),
+    "wear": ("prompts", "conversations", "turns", "words"),
+    "noisy": ("seconds", "mebibytes"),
     "multiple-choice": ("questions", "shots", "seed", "dtype", "kv"),
 }
 SHOWN_MEASURES = {

@@ -18,13 +18,13 @@ FILL = 1 << 12
 
 
 def test_the_table_compares_the_waits_with_those_before_the_noise() -> None:
-    noticed = Noticed(alone=[0.1, 0.2, 0.3], waits=[0.5, 0.7, 0.9], signs=[0.01], refused=4)
+    noticed = Noticed(alone=[0.1, 0.2, 0.3], waits=[0.5, 0.7, 0.9], work=[0.2, 0.4], signs=[0.01], refused=4)
     shown = io.StringIO()
     Console(width=200, file=shown).print(table({"words": noticed}))
     row = next(line for line in shown.getvalue().splitlines() if "words" in line)
-    assert [cell.strip() for cell in row.strip("│ ").split("│")][1:7] == [
+    assert [cell.strip() for cell in row.strip("│ ").split("│")][1:8] == [
         *("0.200 s", "0.30 s", "0.700 s", "0.90 s"),
-        *("+0.500 s", "4"),
+        *("+0.500 s", "0.40 s", "4"),
     ]
     found = {line.arm: line for line in lines("words", noticed)}
     assert (found["wait alone"].median, found["wait"].median, found["wait"].detail["refused"]) == (0.2, 0.7, 4)
@@ -45,5 +45,6 @@ def test_the_whole_command_on_one_attack(tmp_path: Path) -> None:
     options = NoisyBench(seconds=1.0, mebibytes=0.5, only=("GBNF that doubles",), out=out)
     assert run_noisy(Settings(), options, Console(quiet=True)) == 0
     found = {line["arm"]: line for line in map(json.loads, out.read_text().splitlines())}
-    assert set(found) == {"wait alone", "wait", "sign of life", "more memory"}
+    work = {"of it the server, alone", "of it the server"} if Path("/proc/self/stat").exists() else set[str]()
+    assert set(found) == {"wait alone", "wait", "sign of life", "more memory", *work}
     assert found["wait"]["detail"]["refused"] == 0 and found["wait"]["detail"]["answers"].keys() <= {"400"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import mmap
+import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from rekindle.errors import ConfigError
 from rekindle.harness.client import flags_of
 from rekindle_lab.bench.engine.bench import EngineBench, merged, table
 from rekindle_lab.bench.engine.job import Job
-from rekindle_lab.bench.memory import drop_file_cache, measured_peak
+from rekindle_lab.bench.memory import drop_file_cache, measured_peak, processor_seconds
 from rekindle_lab.record import Measurement, Origin, append_lines
 
 COLD = Measurement("cold", "rekindle", "s", (3.0, 1.0, 2.0), {"prompt_tokens": 10})
@@ -88,6 +90,16 @@ def test_a_peak_is_seen_after_its_memory_was_given_back() -> None:
 
     before, peak = measured_peak(work)
     assert peak > before + (32 << 20) and before > 1 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
+def test_processor_time_is_that_of_a_process() -> None:
+    before, began = processor_seconds(os.getpid()), time.process_time()
+    while time.process_time() < began + 0.1:
+        pass
+    after = processor_seconds(os.getpid())
+    assert before is not None and after is not None and after - before >= 0.05
+    assert processor_seconds(1 << 30) is None
 
 
 def test_only_files_below_the_directory_are_dropped(tmp_path: Path) -> None:

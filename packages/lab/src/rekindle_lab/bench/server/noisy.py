@@ -4,8 +4,11 @@
 
 Every arm starts a real server with two tenants. One requests one token at a time, each after its last answer: first
 alone, which says what the machine itself makes it wait, then while the other sends its body over and over without a
-pause, whatever the answers. Measured: the time of the quiet one's requests and of the server's health check, and the
-memory of the server's process before, at most, and after the noise.
+pause, whatever the answers. Measured: the time of the quiet one's requests and of the server's health check, the
+processor time that the server took meanwhile, and the memory of its process before, at most, and after the noise.
+
+The server's processor time during a wait is about what the wait would be on a core that nothing else uses: on a
+machine with other work it says what of a wait is the server's own. Processes that try constraints are not in it.
 
 Requests are sent by `http.client`, in one call that lets the quiet tenant's thread run: `httpx` copies what is left of
 a body after each send, and that is time of the process that measures.
@@ -33,7 +36,7 @@ from rich.table import Table
 from rekindle.config import Settings
 from rekindle.errors import ConfigError
 from rekindle.harness.client import HOST, ServerProcess, variables
-from rekindle_lab.bench.memory import resident_bytes
+from rekindle_lab.bench.memory import processor_seconds, resident_bytes
 from rekindle_lab.bench.server.attacks import CHAT, Attack, attacks
 from rekindle_lab.record import Measurement, Origin, deliver
 
@@ -73,6 +76,8 @@ class Noticed:
 
     alone: list[float] = field(default_factory=list)  # before the noise
     waits: list[float] = field(default_factory=list)
+    work_alone: list[float] = field(default_factory=list)  # processor time of the server during these waits
+    work: list[float] = field(default_factory=list)
     signs: list[float] = field(default_factory=list)
     answers: Counter[int] = field(default_factory=Counter)  # to the noisy tenant, by status; 0: none
     refused: int = 0  # answers to the quiet one that were none
@@ -82,25 +87,22 @@ class Noticed:
 
 
 def run_noisy(settings: Settings, options: NoisyBench, console: Console) -> int:
-    """Run the arms, print the table, write JSON lines, also of the arms before one that fails; return 0."""
+    """Run the arms, print the table; JSON lines are written after each arm; return 0."""
     found: dict[str, Noticed] = {}
-    try:
-        with console.status("starting") as status:
-            for name, attack in attacks(options.fill).items():
-                if options.only is None or name in options.only:
-                    status.update(name)
-                    found[name] = _arm(settings, attack, options.seconds)
-    finally:
-        console.print(table(found))
-        origin = Origin.here("noisy", {**asdict(options), "out": None})
-        measured = [line for name, noticed in found.items() for line in lines(name, noticed)]
-        deliver(measured, origin, options.out, console)
+    origin = Origin.here("noisy", {**asdict(options), "out": None})
+    with console.status("starting") as status:
+        for name, attack in attacks(options.fill).items():
+            if options.only is None or name in options.only:
+                status.update(name)
+                found[name] = _arm(settings, attack, options.seconds)
+                deliver([*lines(name, found[name])], origin, options.out, console)
+    console.print(table(found))
     return 0
 
 
 def table(found: dict[str, Noticed]) -> Table:
     """Build the table: waits, median and longest, alone and with the noise; memory before, at most, and after."""
-    waits = ("alone", "longest", "wait", "longest", "more than alone", "refused")
+    waits = ("alone", "longest", "wait", "longest", "more than alone", "of the server, longest", "refused")
     shown = Table("noise", *waits, "sign of life", "memory MB", "answers")
     for name, noticed in found.items():
         alone, median = statistics.median(noticed.alone), statistics.median(noticed.waits)
@@ -112,6 +114,7 @@ def table(found: dict[str, Noticed]) -> Table:
             f"{median:.3f} s",
             f"{max(noticed.waits):.2f} s",
             f"{median - alone:+.3f} s",
+            f"{max(noticed.work):.2f} s" if noticed.work else "",
             f"{noticed.refused}",
             f"{max(noticed.signs):.2f} s",
             ", ".join(f"{size / 1e6:,.0f}" for size in sizes),
@@ -126,6 +129,9 @@ def lines(name: str, noticed: Noticed) -> Iterator[Measurement]:
     detail = {"answers": answers, "refused": noticed.refused}
     yield Measurement(name, "wait alone", "s", tuple(noticed.alone))
     yield Measurement(name, "wait", "s", tuple(noticed.waits), detail)
+    for arm, work in (("of it the server, alone", noticed.work_alone), ("of it the server", noticed.work)):
+        if work:
+            yield Measurement(name, arm, "s", tuple(work))
     yield Measurement(name, "sign of life", "s", tuple(noticed.signs))
     sizes = {"before": noticed.before_bytes, "after": noticed.after_bytes}
     yield Measurement(name, "more memory", "MiB", ((noticed.most_bytes - noticed.before_bytes) / 2**20,), sizes)
@@ -146,12 +152,14 @@ def _measured(process: ServerProcess, attack: Attack, seconds: float) -> Noticed
     noticed, port = Noticed(), process.port
     question = json.dumps(QUESTION).encode()
 
-    def ask(waits: list[float], seconds: float) -> None:
+    def ask(waits: list[float], work: list[float], seconds: float) -> None:
         until = time.monotonic() + seconds
         while not waits or time.monotonic() < until:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), processor_seconds(process.pid)
             noticed.refused += _send(port, "POST", CHAT, question, key=KEYS["quiet"]) != HTTPStatus.OK
             waits.append(time.perf_counter() - began)
+            if worked is not None:
+                work.append((processor_seconds(process.pid) or worked) - worked)
 
     def live() -> None:
         began = time.perf_counter()
@@ -166,15 +174,15 @@ def _measured(process: ServerProcess, attack: Attack, seconds: float) -> Noticed
     def shout() -> None:
         noticed.answers[_send(port, "POST", attack.path, attack.body, key=KEYS["noisy"], reads=attack.reads)] += 1
 
-    ask([], WARM_UP_S)
+    ask([], [], WARM_UP_S)
     with _looping([live]) as ended:
-        ask(noticed.alone, seconds)
+        ask(noticed.alone, noticed.work_alone, seconds)
         ended.set()
     noticed.signs.clear()
     noticed.before_bytes = noticed.most_bytes = resident_bytes(process.pid)
     with _looping([look, live, *[shout] * attack.connections]) as ended:
         time.sleep(min(1.0, seconds / 4))
-        ask(noticed.waits, seconds)
+        ask(noticed.waits, noticed.work, seconds)
         ended.set()
     time.sleep(SETTLE_S)
     noticed.after_bytes = resident_bytes(process.pid)
