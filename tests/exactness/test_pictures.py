@@ -212,6 +212,19 @@ def test_the_tokens_of_every_size_are_known_before(seeing: Path, reference: Refe
         assert np.count_nonzero(ids == row) == np.count_nonzero(own == row)
 
 
+@pytest.mark.parametrize("seeing", ["mistral3"], indirect=True)
+def test_a_picture_of_one_patch_is_seen_as_next_to_another(reference: Reference) -> None:
+    """By itself transformers fails at it."""
+    dot = drawn(5, 3, 5)
+    given = reference.given([user(shown(dot), shown(WIDE))], [dot, WIDE])
+    with torch.inference_mode():
+        pixels = {name: given[name] for name in ("pixel_values", "image_sizes")}
+        expected, _ = reference.model.model.get_image_features(**pixels, return_dict=True).pooler_output
+    vision = Vision(reference.model, reference.images)
+    own = vision.see(Picture.read(base64.b64encode(file_of(dot)).decode(), ""))
+    assert own.shape == (1, 64) and torch.allclose(own, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("seeing", ["smolvlm"], indirect=True)
 def test_a_tokenizer_of_another_model_is_refused(reference: Reference, tiny_llama: Path) -> None:
     vision = Vision(reference.model, reference.images)

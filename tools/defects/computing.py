@@ -26,8 +26,8 @@ COMPUTING = (
     one(
         "a mask that hides what rows see of each other",
         "kv/plan.py",
-        "run.end if run.is_mutual else None",
-        "run.first + 1 if run.is_mutual else None",
+        "else torch.full_like(positions, rows.sees - 1)",
+        "else positions",
         "tests/kv/test_paged_attention.py::test_rows_that_see_each_other",
     ),
     one(

@@ -169,9 +169,16 @@ PICTURES = (
     one(
         "patches that are not merged",
         "model/vision_encoders.py",
-        "[image], patch_size=self._side, return",
-        "[image], return",
+        "images, patch_size=self._side, return",
+        "images, return",
         f"{REPLIES}[mistral3]",
+    ),
+    one(
+        "a picture of one patch by itself, which transformers fails at",
+        "model/vision_encoders.py",
+        "[image] * 2 if",
+        "[image] * 1 if",
+        f"{SEEN}::test_a_picture_of_one_patch_is_seen_as_next_to_another",
     ),
     one(
         "a picture that does not end",

@@ -121,11 +121,13 @@ class PatchEncoder:
 
     def encoded(self, image: Image) -> tuple[Grid, Tensor]:
         """As `VisionEncoder.encoded`."""
-        given = self._processor([image], patch_size=self._side, return_tensors="pt")
+        # transformers 5.23 takes a single row for its values: such a picture is looked at twice, each by itself.
+        images = [image] * 2 if self.grid(*image.size) == (1, 1) else [image]
+        given = self._processor(images, patch_size=self._side, return_tensors="pt")
         sizes = given["image_sizes"]
         with torch.inference_mode():
             pixels = given["pixel_values"].to(self._model.device)
-            (rows,) = self._model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
+            rows, *_ = self._model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
         height, width = sizes[0].tolist()
         return (height // self._side, width // self._side), rows
 
