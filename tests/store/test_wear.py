@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.files.log_frames import LogFrames
 from rekindle.store.files.sqlite_file import connect_writer, transaction, truncate_log
 from rekindle.store.rows.written import day_of
+from rekindle.store.threads import writer
 from rekindle.store.warm import WarmStore
 from tests.store.chains import BLOCK_BYTES, SIZE, Chain, fast_directory, open_store, save, warm_tokens
 
@@ -139,6 +141,48 @@ def test_a_save_takes_no_write_more_for_each_block(opened: Opened) -> None:
     marks = [each for each in said if "written." in each]
     commits = sum(each == "COMMIT" for each in said)
     assert len(marks) <= 2 * commits < 40, (len(marks), commits)
+
+
+def commits(store: WarmStore, work: Callable[[], object]) -> int:
+    """In how many transactions the writer changes blocks or branches until all of `work` is durable."""
+    said = list[str]()
+    store.writer.call(lambda ledger: store.index.writer.set_trace_callback(said.append)).result()
+    work()
+    assert store.flush(10)
+    store.writer.call(lambda ledger: store.index.writer.set_trace_callback(None)).result()
+    return sum("INTO block(" in each or "INTO sequence(" in each for each in "\n".join(said).split("COMMIT"))
+
+
+def in_pieces(store: WarmStore, chain: Chain) -> None:
+    """Save a turn whose blocks come one after the other."""
+    for block in chain.blocks:
+        assert store.stage(block)
+        time.sleep(0.05)
+    store.save_turn(chain.record("ann"))
+
+
+def test_blocks_that_come_shortly_before_their_turn_are_written_with_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 60.0)
+    store = opened()
+    assert commits(store, lambda: in_pieces(store, Chain.of(store, range(5 * SIZE)))) == 1
+    store.writer.call(lambda ledger: None)
+    assert store.stage(Chain.of(store, range(7, 7 + SIZE)).blocks[0])
+    assert store.flush(10), "a command does not wait with the blocks"
+
+
+def test_blocks_do_not_wait_for_their_turn_where_staging_is_short(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 60.0)
+    store = opened(staging_bytes=1)  # two rows of each part
+    (block,) = Chain.of(store, range(SIZE)).blocks
+    assert store.stage(block)
+    until = time.monotonic() + 20
+    while not store.contains(block.identity.hash) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert store.contains(block.identity.hash)
 
 
 def test_a_used_up_budget_saves_nothing_until_the_day_turns(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,6 +38,20 @@ WEAR: tuple[Mutant, ...] = (
         "tests/store/test_written_before.py::test_agents_of_0_1_are_warm",
     ),
     one(
+        "wear: blocks do not wait for their turn",
+        WRITER,
+        "timeout=max(0.0, until - time.monotonic())",
+        "timeout=0.0",
+        f"{STORE}::test_blocks_that_come_shortly_before_their_turn_are_written_with_it",
+    ),
+    one(
+        "wear: blocks wait for their turn although staging is short",
+        WRITER,
+        "isinstance(item, SequenceRecord) or self._staging.is_half_full",
+        "isinstance(item, SequenceRecord)",
+        f"{STORE}::test_blocks_do_not_wait_for_their_turn_where_staging_is_short",
+    ),
+    one(
         "wear: a log that begins anew is not seen",
         LOG,
         "        if salts != self._salts:\n            self._begin(salts)\n",

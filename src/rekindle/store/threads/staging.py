@@ -34,6 +34,11 @@ class StagingBuffer:
         """Rows in use."""
         return sum(self._num_rows) - sum(map(len, self._free))
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of the rows of any part, or more, are in use."""
+        return any(2 * len(free) <= rows for free, rows in zip(self._free, self._num_rows, strict=True))
+
     def take(self, parts: Collection[int]) -> dict[int, int] | None:
         """Take a row for each of these parts of a block; None if there are too few."""
         with self._lock:

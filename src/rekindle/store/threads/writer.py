@@ -18,6 +18,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -45,6 +46,7 @@ from rekindle.worker import Death, Worker, fail, failure_of, fulfil
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+GATHER_S = 0.5  # for which blocks wait for the turn that needs them
 OnSaved = Callable[[str, str, int, int], object]
 Clock = Callable[[], float]
 
@@ -216,13 +218,18 @@ class Writer:
             self.trouble.failed(error, self._clock())
 
     def _collect(self) -> tuple[list[SavingBlock | SequenceRecord], StoreChange | _Call | Literal["stop", "wait"]]:
-        """Take queued items up to the next command, and the command; blocks while the queue is empty."""
+        """Take queued items up to the next command, and the command; blocks while the queue is empty.
+
+        Blocks wait a little for the turn that needs them, as long as staging has room: one transaction writes less.
+        """
         batch: list[SavingBlock | SequenceRecord] = []
-        item = self._queue.get()
+        item, until = self._queue.get(), time.monotonic() + GATHER_S
         while isinstance(item, SavingBlock | SequenceRecord):
             batch.append(item)
+            if isinstance(item, SequenceRecord) or self._staging.is_half_full:
+                until = 0.0
             try:
-                item = self._queue.get_nowait()
+                item = self._queue.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 return batch, "wait"
         return batch, item
