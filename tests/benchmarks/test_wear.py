@@ -18,6 +18,8 @@ def test_prompts_seen_once_write_less_and_conversations_the_same(tmp_path: Path)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     found = {(line["arm"], line["measure"]): line["median"] for line in lines}
     assert found.keys() == {(arm, measure) for arm in ARMS for measure in MEASURES}
-    once, talks = MEASURES
+    once, once_index, talks, talks_index = MEASURES
     assert found["reused", once] < found["always", once] / 2
     assert found["reused", talks] < 1.5 * found["agents", talks]
+    for arm in ARMS:
+        assert 0 < found[arm, once_index] <= found[arm, once] and 0 < found[arm, talks_index] <= found[arm, talks]

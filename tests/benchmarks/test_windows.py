@@ -25,7 +25,10 @@ def test_large_shapes_keep_a_window_of_each_layer(tmp_path: Path) -> None:
     found = lines_of(out)
     assert set(found) == {(name, arm) for name in SHAPES for arm in ARMS}
     kept = {name: found[name, ARMS[1]] for name in SHAPES}
-    assert [round(size / 1e9, 2) for size in kept.values()] == [0.87, 1.87, 0.42, 0.11, 0.74, 0.25, 0.14, 0.3, 0.1]
+    assert [round(size / 1e9, 2) for size in kept.values()] == [
+        *(0.87, 0.22, 1.87, 0.42, 0.11),
+        *(0.74, 0.25, 0.14, 0.3, 0.1),
+    ]
     assert all(kept[name] < min(found[name, "16 bits"], found[name, ARMS[0]]) for name in SHAPES)
 
 
