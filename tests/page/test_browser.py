@@ -268,7 +268,7 @@ def test_the_first_row_says_what_memory_holds_and_what_it_gave(site: Site, opene
     expect(figure("Now")).to_contain_text("running")
     page.set_viewport_size({"width": 1400, "height": 900})
     tops = page.locator(".figure").evaluate_all("nodes => nodes.map(node => node.getBoundingClientRect().top)")
-    assert len(tops) == 7 and len(set(tops)) == 1, "one row"
+    assert len(tops) == 8 and len(set(tops)) == 1, "one row"
     expect(page.locator("#means")).to_contain_text("exactthe prompt is stored")
 
 
