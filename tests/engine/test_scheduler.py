@@ -88,6 +88,13 @@ def scheduler_of(requests: list[Request], costs: FixedCosts = ROW_MS, *, largest
     return scheduler
 
 
+def decoding(make: MakeRequest, num_prompt: int) -> Request:
+    """A request that has the first token of its reply."""
+    request = make(num_prompt, state=State.RUNNING, num_computed=num_prompt)
+    request.sequence.append(1)
+    return request
+
+
 def rows(chunks: list[Chunk]) -> list[int]:
     return [chunk.num_rows for chunk in chunks]
 
@@ -156,15 +163,28 @@ def prefilled(scheduler: Scheduler, now: float) -> dict[str, int]:
     return ran
 
 
-def test_a_short_prompt_waits_for_one_step_of_another_namespace_that_prefills_for_long(make: MakeRequest) -> None:
+def test_a_short_prompt_of_another_namespace_ends_in_the_next_step_which_is_a_short_one(make: MakeRequest) -> None:
     many = [make(9000, at=0.1 * i, namespace="a", state=State.RUNNING) for i in range(8)]
     scheduler = scheduler_of(many)
-    for step in range(3):
+    for step in range(5):
         assert prefilled(scheduler, now=10.0 + step) == {"a": 240}
-    small = make(60, at=12.5, namespace="b", state=State.RUNNING)
-    scheduler.move(small, State.RUNNING)
-    ran = [prefilled(scheduler, now=13.0 + step) for step in range(2)]
-    assert sum(each.get("b", 0) for each in ran) == 60 and small.state is State.FINISHED
+        small = make(60, at=10.5 + step, namespace="b", state=State.RUNNING)
+        scheduler.move(small, State.RUNNING)
+        assert prefilled(scheduler, now=10.7 + step) == {"b": 60, "a": 32}
+        assert small.state is State.FINISHED
+
+
+def test_a_prompt_that_is_known_ends_in_a_short_step(make: MakeRequest) -> None:
+    def planned(*more: Request, row_s: float = 0.001) -> list[int]:
+        known = make(60, state=State.RUNNING, num_computed=59)
+        long = make(9000, state=State.RUNNING)
+        costs = FixedCosts(base_s=0.0, row_s=row_s, row_context_s=0.0)
+        return rows(scheduler_of([known, long, *more], costs).plan(now=0.0))
+
+    assert planned() == [1, 96], "0.4 of 0.25 s"
+    assert planned(make(120, state=State.RUNNING)) == [1, 120], "what ends its prompt, too, has all the time"
+    assert planned(row_s=0.1) == [1, MIN_CHUNK], "the long one moves all the same"
+    assert rows(scheduler_of([decoding(make, 60), make(9000, state=State.RUNNING)]).plan(now=0.0)) == [1, 240]
 
 
 def test_who_comes_and_goes_gets_no_more_rows_than_who_stays(make: MakeRequest) -> None:
@@ -199,7 +219,7 @@ def test_nobody_waits_longer_than_two_seconds_for_others_to_go_first(make: MakeR
 
 
 @given(
-    decoding=st.lists(st.integers(1, 3000), max_size=12),
+    starts=st.lists(st.integers(1, 3000), max_size=12),
     prefilling=st.lists(st.tuples(st.integers(0, 3000), st.integers(2, 900)), max_size=6),
     waiting=st.booleans(),
     base_s=st.floats(0.0, 0.2),
@@ -209,7 +229,7 @@ def test_nobody_waits_longer_than_two_seconds_for_others_to_go_first(make: MakeR
 )
 def test_a_step_holds_every_decode_and_what_fits_beside_them(
     make: MakeRequest,
-    decoding: list[int],
+    starts: list[int],
     prefilling: list[tuple[int, int]],
     waiting: bool,
     base_s: float,
@@ -217,7 +237,7 @@ def test_a_step_holds_every_decode_and_what_fits_beside_them(
     row_context_s: float,
     largest: int,
 ) -> None:
-    decodes = [make(start + 1, state=State.RUNNING, num_computed=start) for start in decoding]
+    decodes = [decoding(make, start) for start in starts]
     prefills = [make(start + left, state=State.RUNNING, num_computed=start) for start, left in prefilling]
     others = [make(10)] if waiting else []
     costs = FixedCosts(base_s=base_s, row_s=row_s, row_context_s=row_context_s)
@@ -257,7 +277,7 @@ def test_where_the_least_chunk_misses_the_bound_it_is_run_and_counted(
 
 
 def test_a_chunk_has_no_more_than_its_most_tokens_beside_the_decodes(make: MakeRequest) -> None:
-    decodes = [make(51, state=State.RUNNING, num_computed=50) for _ in range(5)]
+    decodes = [decoding(make, 50) for _ in range(5)]
     prefills = [make(900, state=State.RUNNING, at=float(i)) for i in range(2)]
     assert rows(scheduler_of(prefills[:1], largest=64).plan(now=0.0)) == [64]
     assert rows(scheduler_of([*decodes, *prefills], largest=64).plan(now=0.0)) == [1, 1, 1, 1, 1, 48]
@@ -265,14 +285,19 @@ def test_a_chunk_has_no_more_than_its_most_tokens_beside_the_decodes(make: MakeR
 
 
 def test_a_prefill_moves_beside_more_decodes_than_leave_room_for_a_chunk(make: MakeRequest) -> None:
-    decodes = [make(51, state=State.RUNNING, num_computed=50) for _ in range(40)]
+    decodes = [decoding(make, 50) for _ in range(40)]
     prefills = [make(100, state=State.RUNNING, at=float(i)) for i in range(2)]
     assert rows(scheduler_of([*decodes, *prefills], largest=48).plan(now=0.0)) == [*[1] * 40, MIN_CHUNK]
 
 
-def test_what_one_prefill_leaves_of_the_bound_the_next_one_gets(make: MakeRequest) -> None:
-    prefills = [make(100, state=State.RUNNING, at=float(i)) for i in range(4)]
-    assert rows(scheduler_of(prefills).plan(now=0.0)) == [100, 100, 48]
+def test_what_one_prefill_leaves_of_the_bound_others_get_whole_or_up_to_a_part_of_it(make: MakeRequest) -> None:
+    def planned(*lengths: int) -> list[int]:
+        prefills = [make(length, state=State.RUNNING, at=float(i)) for i, length in enumerate(lengths)]
+        return rows(scheduler_of(prefills).plan(now=0.0))
+
+    assert planned(100, 100, 45, 1000) == [45, 100, 100], "three first tokens, and nothing that makes them later"
+    assert planned(30, 1000) == [30, 64], "0.4 of 0.25 s"
+    assert planned(1000, 1000) == [240]
 
 
 def test_the_long_bound_is_for_who_has_the_engine_to_itself(make: MakeRequest) -> None:
@@ -282,7 +307,7 @@ def test_the_long_bound_is_for_who_has_the_engine_to_itself(make: MakeRequest) -
     assert planned() == 992
     assert planned(make(10)) == 240, "one waits"
     assert planned(make(10, state=State.LOADING)) == 240, "one loads"
-    assert planned(make(11, state=State.RUNNING, num_computed=10)) == 240, "one decodes"
+    assert planned(decoding(make, 10)) == 240, "one decodes"
 
 
 def test_a_preempted_request_is_queued_before_the_others_and_the_youngest_gives_way(make: MakeRequest) -> None:
@@ -332,7 +357,7 @@ def test_a_thousand_that_wait_are_looked_at_once_each(make: MakeRequest) -> None
 def test_where_time_does_not_depend_on_rows_the_chunk_is_the_largest_and_again_the_bound_once_it_does(
     make: MakeRequest, num_decodes: int
 ) -> None:
-    decodes = [make(51, state=State.RUNNING, num_computed=50) for _ in range(num_decodes)]
+    decodes = [decoding(make, 50) for _ in range(num_decodes)]
     prefill, waits = make(1_000_000, state=State.RUNNING), make(10)
     scheduler = scheduler_of([*decodes, prefill, waits], StepCosts(), largest=512)
 

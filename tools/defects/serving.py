@@ -12,6 +12,10 @@ FORESEEN = "tests/engine/test_anticipation.py"
 PLACES = "tests/engine/test_places.py"
 REPLIES = "tests/text/test_replies.py"
 RETENTION = "tests/store/test_retention.py"
+SHORT = (
+    "tests/engine/test_scheduler.py::"
+    "test_a_short_prompt_of_another_namespace_ends_in_the_next_step_which_is_a_short_one"
+)
 TRACES = "tests/store/test_purge_traces.py"
 
 DEPLOY = "tests/server/test_deploy.py"
@@ -43,7 +47,28 @@ SERVING = (
         "engine/core/scheduler.py",
         "self._picks(prefilling, now, self._rows.of)",
         "self.picks(prefilling, now)",
-        "tests/engine/test_scheduler.py::test_a_short_prompt_waits_for_one_step_of_another_namespace_that_prefills_for_long",
+        SHORT,
+    ),
+    one(
+        "who comes waits for one step of who was there",
+        "engine/core/scheduler.py",
+        "max(least - 1, self.of(namespace))",
+        "max(least, self.of(namespace))",
+        SHORT,
+    ),
+    one(
+        "a first token waits for rows of other prompts",
+        "engine/core/scheduler.py",
+        "start, seconds = sequence.num_computed, SPARE_SHARE * bound",
+        "start, seconds = sequence.num_computed, bound",
+        SHORT,
+    ),
+    one(
+        "the first token of a known prompt waits for rows of other prompts",
+        "engine/core/scheduler.py",
+        "any(chunk.ends_prompt for chunk in chunks)",
+        "any(chunk.ends_prompt for chunk in chunks[len(decoding) :])",
+        "tests/engine/test_scheduler.py::test_a_prompt_that_is_known_ends_in_a_short_step",
     ),
     one(
         "a late step always does the least",

@@ -4,7 +4,8 @@ Owns the waiting and running queues and the step-time model; knows no tensors an
 picked request's `num_computed` towards its `num_tokens`:
 
     decodes     one row each, always
-    prefills    as many rows as fit into the rest of the bound, namespaces in turn by the rows they had
+    prefills    as many rows as fit into the rest of the bound, namespaces in turn by the rows they had; in a step that
+                completes a prompt, other prompts get rows only up to `SPARE_SHARE` of the bound
 
 The bound is `max_stall_s` while another request runs, loads or waits, else `ALONE` times that; if even `MIN_CHUNK` rows
 take longer, they run anyway and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that short, to
@@ -30,7 +31,7 @@ MIN_CHUNK = 16
 ALONE = 4
 LATE_SHARE, PROBE_EVERY = 0.25, 8
 LONGEST_WAIT_S = 2.0
-IDLE_SHARE = 0.4  # of `max_stall_s`, for a step of idle work
+SPARE_SHARE = 0.4  # of `max_stall_s`: the longest step of idle work; and a step that ends a prompt is filled up to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,11 @@ class Chunk:
         return self.start + self.num_rows == self.sequence.num_tokens
 
     @property
+    def ends_prompt(self) -> bool:
+        """Whether it completes the computation of a prompt, whose first token is sampled after it."""
+        return self.finishes and self.sequence.num_tokens == self.sequence.num_prompt
+
+    @property
     def samples(self) -> bool:
         """Whether the next token is sampled after it."""
         return self.finishes and self.sequence.task == "generate"
@@ -109,8 +115,9 @@ class _Line:
 class _RowCounts:
     """Prompt rows run for each namespace that has any to run.
 
-    A namespace that had none for a while resumes from at least the lowest count of the others: idle time is no credit
-    (the virtual token counter of Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
+    A namespace that had none for a while resumes from at least one row below the lowest count of the others: it goes
+    first, and idle time is no credit (the virtual token counter of Sheng et al., Fairness in Serving Large Language
+    Models, OSDI 2024).
     """
 
     def __init__(self) -> None:
@@ -123,7 +130,7 @@ class _RowCounts:
             self._counts.clear()
         least = min((self.of(each) for each in active & self._active), default=0)
         for namespace in active - self._active:
-            self._counts[namespace] = max(least, self.of(namespace))
+            self._counts[namespace] = max(least - 1, self.of(namespace))
         self._active = active
 
     def of(self, namespace: str) -> int:
@@ -257,10 +264,14 @@ class Scheduler:
         for request in self._picks(prefilling, now, self._rows.of):
             first = len(chunks) == len(decoding)
             sequence = request.sequence
-            fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
             room = self.max_chunk_tokens - rows
             if sequence.is_scored:
                 room = min(room, self._max_scored_rows - scored)
+            fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
+            if min(fit, room) < sequence.num_left and any(chunk.ends_prompt for chunk in chunks):
+                start, seconds = sequence.num_computed, SPARE_SHARE * bound
+                spare = self.costs.rows_within(seconds=seconds, rows=rows, row_contexts=contexts, start=start)
+                fit = min(fit, max(spare, MIN_CHUNK if first else 0))
             count = self._chunk(sequence, fit, room=room, first=first)
             if count:
                 chunks.append(Chunk(sequence, sequence.num_computed, count, request))
@@ -271,11 +282,11 @@ class Scheduler:
         return chunks
 
     def chunk_alone(self, sequence: Sequence) -> Chunk:
-        """Plan the next rows of idle work, bounded by `IDLE_SHARE` of `max_stall_s`: a new request waits for them.
+        """Plan the next rows of idle work, bounded by `SPARE_SHARE` of `max_stall_s`: a new request waits for them.
 
         Unless they complete the sequence they end with a block, so that stopping there leaves no tail.
         """
-        bound = self._settings.max_stall_s * IDLE_SHARE
+        bound = self._settings.max_stall_s * SPARE_SHARE
         fit = self._fit(sequence, bound, rows=0, contexts=0, first=True)
         count = self._chunk(sequence, fit, room=self.max_chunk_tokens, first=True)
         start, size = sequence.num_computed, sequence.block_tokens
