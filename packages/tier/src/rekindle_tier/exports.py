@@ -141,7 +141,7 @@ class Exports:
             return
         name = head_name(self._objects.sealer, namespace, agent)
         for _ in range(TRIES):
-            found = self._head(namespace, agent)
+            found = self.read_head(namespace, agent)
             changed = found.head.with_branch(branch, most=self._max_branches)
             if changed is found.head:
                 return
@@ -152,8 +152,11 @@ class Exports:
             self.counts["conflicts"] += 1
         raise TierUnavailable(f"the head of agent {agent} changed {TRIES} times while it was written")
 
-    def _head(self, namespace: str, agent: str) -> FoundHead:
-        """Return an agent's head as it is in the tier; an empty one if it is damaged or another's."""
+    def read_head(self, namespace: str, agent: str) -> FoundHead:
+        """Return an agent's head as it is in the tier, to be replaced; an empty one if it is damaged or another's.
+
+        Raises NewerHead and TierUnavailable.
+        """
         try:
             return read_head(self._objects, namespace, agent, timeout_s=ANSWER_S)
         except NewerHead:

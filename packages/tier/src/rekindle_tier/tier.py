@@ -24,10 +24,10 @@ from rekindle.store.warm import WarmStore
 from rekindle.worker import Death, Worker
 from rekindle_tier.collection import Collected, Collection, Limits
 from rekindle_tier.exports import TRIES, Exports
-from rekindle_tier.heads import AgentHead, FoundHead, NewerHead, note_of, read_head, read_note
+from rekindle_tier.heads import AgentHead, NewerHead, note_of, read_note
 from rekindle_tier.imports import Imports
 from rekindle_tier.location import open_location
-from rekindle_tier.objects import ANSWER_S, HeadsLocked, Objects, TierUnavailable
+from rekindle_tier.objects import HeadsLocked, Objects, TierUnavailable
 from rekindle_tier.pace import Breaker, Pace
 from rekindle_tier.prompts import PromptImports
 from rekindle_tier.records import Records
@@ -225,7 +225,7 @@ class ObjectTier:
         name, done = head_name(sealer, namespace, agent), "nothing was forgotten"
         try:
             for _ in range(TRIES):
-                found = self._head(namespace, agent)
+                found = self.exports.read_head(namespace, agent)
                 if found.version is None and not is_here:
                     return None
                 head, forgotten = found.head, AgentHead(namespace, agent, purged_at=now)
@@ -244,14 +244,6 @@ class ObjectTier:
         except HeadsLocked as error:
             raise StoreError(f"{done}: {error}; try again") from error
         raise StoreError(f"nothing was forgotten: agent {agent!r} is written by other replicas all the time; try again")
-
-    def _head(self, namespace: str, agent: str) -> FoundHead:
-        try:
-            return read_head(self._objects, namespace, agent, timeout_s=ANSWER_S)
-        except NewerHead:
-            raise
-        except BadObject as error:
-            return FoundHead(AgentHead(namespace, agent), error.version)
 
     def problem(self) -> str | None:
         """Return what does not work, in a sentence; None if all is well."""
