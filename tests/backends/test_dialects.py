@@ -128,7 +128,7 @@ SCHEMA = {
     "properties": {"place": {"enum": ["cellar", "loft"]}, "n": {"$ref": "#/$defs/n"}},
     "required": ["place", "n"],
     "additionalProperties": False,
-    "$defs": {"n": {"type": "integer"}},
+    "$defs": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},  # or the model writes digits without an end
 }
 FORCED = [
     {"tool_choice": {"type": "function", "function": {"name": "look"}}},
