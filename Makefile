@@ -145,8 +145,11 @@ kernels: $(STAMP)
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/rekindle/compute/cpu/kernels/librekindle-*.so
 
+# The packages are built without an environment of their own for each, and only modules that are imported are compiled.
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(addprefix -e ,$(WHEELS)) -e '.[serve,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-compile \
+	  -c constraints.txt -e . $(addprefix -e ,$(WHEELS)) -e '.[serve,dev]'
 	rm -f $(VENV)/installed-*
 	touch $@
