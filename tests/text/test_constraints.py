@@ -213,8 +213,8 @@ def test_another_notation_is_translated_once_and_where_time_is_bounded() -> None
         assert not constraints.is_ready(given, opening="")
         constraints.matcher(given, opening="")
         assert constraints.is_ready(given, opening="")
-        for at in range(8):
-            constraints.matcher(Constraint("grammar", f'root ::= "{at}"\n#{"c" * 150_000}'), opening="")
+        for at in range(40):
+            constraints.matcher(Constraint("grammar", f'root ::= "{at}"\n#{"c" * 30_000}'), opening="")
             constraints.check()
         assert not constraints.is_ready(given, opening=""), "those of long ago are left"
     finally:
@@ -338,7 +338,7 @@ def test_compiled_grammars_are_kept_up_to_a_size() -> None:
     def large(name: str) -> Constraint:
         return Constraint("json", {"properties": {f"{name}{at}": {"type": "integer"} for at in range(200)}})
 
-    constraints = new_constraints("hermes", most_bytes=8 << 20)
+    constraints = new_constraints("hermes", most_bytes=4 << 20)
     for name in "abcdefgh":
         constraints.matcher(large(name), opening="")
         constraints.check()
