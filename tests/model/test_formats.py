@@ -97,7 +97,7 @@ def test_the_layer_that_4_and_8_bits_harm_is_native_and_as_few_others_as_the_bou
 def test_what_the_model_rounds_is_not_held_against_its_formats(load: Loader) -> None:
     """In bf16 the least change of the embeddings moves the logits; in fp32 it does not."""
     exact, rounded = found_for(calm("llama")), found_for(load("llama", "bf16", kv="bf16"))
-    assert exact.rounding < 1e-9 < 1e-6 < rounded.rounding
+    assert exact.rounding < 1e-7 < 1e-6 < rounded.rounding
     assert rounded.kl <= MAX_KL
 
 
