@@ -31,6 +31,12 @@ model = "{scripted}"
 [models.broken]
 model = "{broken}"
 """
+UNKNOWN = (
+    ("GET", "/v1/responses/resp_x"),
+    ("GET", "/v1/responses/resp_x/input_items"),
+    ("DELETE", "/v1/responses/resp_x"),
+    ("GET", "/v1/receipts/resp_x"),
+)
 WAIT_S = 120.0  # nothing here is timed; this bounds a failure
 SAID = "talk about the copper key and the attic of the old house, and about who went there last"
 
@@ -100,6 +106,9 @@ def test_nothing_is_started_for_a_request_without_a_key_or_for_a_name_that_is_no
     missing = host.ask("POST", "/v1/chat/completions", {**body, "model": "x"})
     assert missing.status_code == 404 and "'small', 'scripted', 'broken' are" in missing.json()["error"]["message"]
     assert host.ask("GET", "/favicon.ico").status_code == 404
+    for method, path in UNKNOWN:
+        unknown = host.ask(method, path)
+        assert unknown.status_code == 404 and "is stored here" in unknown.json()["error"]["message"]
     watched = host.ask("GET", "/models/small/overview")
     assert watched.status_code == 503 and watched.json()["error"]["code"] == "not_loaded"
     assert host.ask("POST", "/api/generate", {"model": "small", "keep_alive": 0}).json()["done_reason"] == "unload"

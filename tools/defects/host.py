@@ -96,4 +96,11 @@ HOSTS: tuple[Mutant, ...] = (
         "return False",
         f"{OF_NAMED}::test_what_only_watches_starts_nothing_and_what_no_server_has_is_not_passed_on",
     ),
+    one(
+        "a host that starts a model for a response that none has",
+        "rekindle_models/app.py",
+        "if model is None and self.places.state_of(wish.model) is None:",
+        "if model is None and False:",
+        "tests/host/test_host.py::test_nothing_is_started_for_a_request_without_a_key_or_for_a_name_that_is_not_served",
+    ),
 )

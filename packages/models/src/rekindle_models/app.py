@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.config import Settings
-from rekindle.errors import RekindleError
+from rekindle.errors import NotFound, RekindleError
 from rekindle.server.border import HttpError, Problem, in_thread, on_error
 from rekindle.server.gate.caller import Guard, access_of
 from rekindle.server.gate.keys import Keys as ServerKeys
@@ -96,8 +96,10 @@ class Host:
 
         wish = await in_thread(read) if len(body) > LARGE else read()
         if (answer := answer_of(scope)) is not None:
-            namespace = access_of(Request(scope)).namespace
-            wish = replace(wish, model=await in_thread(self.models.answered, namespace, answer))
+            model = await in_thread(self.models.answered, access_of(Request(scope)).namespace, answer)
+            if model is None and self.places.state_of(wish.model) is None:  # a process may have what is not on disk
+                raise NotFound(f"no response {answer[:100]!r} and no receipt of one is stored here", param="id")
+            wish = replace(wish, model=model or wish.model)
         await while_there(receive, self._serve(scope, body, send, wish))
 
     async def _serve(self, scope: Scope, body: bytes, send: Send, wish: Wish) -> None:

@@ -70,11 +70,11 @@ class Models:
             return self.default
         raise unserved(name, [model.name for model in self.all], dialect)
 
-    def answered(self, namespace: str, answer: str) -> Model:
-        """Return the model that a stored response, or a receipt, is from, by the files on disk; the default if it is in
+    def answered(self, namespace: str, answer: str) -> Model | None:
+        """Return the model that a stored response, or a receipt, is from, by the files on disk; None if it is in
         none."""
         stores = ((model, model.store) for model in self.all)
-        return next((model for model, store in stores if store and holds(store, namespace, answer)), self.default)
+        return next((model for model, store in stores if store and holds(store, namespace, answer)), None)
 
     @classmethod
     def read(cls, settings: Settings) -> Models:
