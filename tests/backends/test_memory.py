@@ -22,11 +22,11 @@ from tests.server.test_receipts import verified
 LONG = "talk of the sea, the wind and the lamps " * 8
 
 
-def asked(served: Served, agent: str, *turns: str) -> dict[str, Any]:
+def asked(served: Served, agent: str, *turns: str, **more: Any) -> dict[str, Any]:
     """The answer to a conversation: what the user and the assistant said in turn."""
     roles = ("user", "assistant")
     messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
-    body = {"messages": messages, "temperature": 0, "rekindle": {"return_ids": True}}
+    body = {"messages": messages, "temperature": 0, "rekindle": {"return_ids": True}, **more}
     answer = served.send("POST", "/v1/chat/completions", body, x_agent_id=agent)
     assert answer.status == 200, answer.body
     found: dict[str, Any] = answer.json
