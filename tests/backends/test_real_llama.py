@@ -39,7 +39,6 @@ from tools.real_models import REAL_MODELS
 NUM_REPLIES = int(os.environ.get("REPLIES", "100"))
 CHARS = [*"🙂🚀👩🏼❤️‍🔥🇩🇪🦊", *"数字汉语你好世界龍鬱", *"привет мирЖщё", *"ab e", *"ไทยहिन्दी한국어éßø"]
 WAIT_S = 120.0
-ASKED = "Write one line with 🙂 and привет in it."
 
 
 @pytest.fixture(scope="module")
