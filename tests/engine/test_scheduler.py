@@ -17,7 +17,7 @@ from rekindle.cache.blocks.pool import BlockPool
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.config import EngineSettings
 from rekindle.engine.core.costs import StepCosts
-from rekindle.engine.core.scheduler import ALONE, LONGEST_WAIT_S, MIN_CHUNK, Chunk, Scheduler
+from rekindle.engine.core.scheduler import ALONE, LONGEST_WAIT_S, MIN_CHUNK, RECENT_S, Chunk, Scheduler
 from rekindle.engine.generation import Generation
 from rekindle.engine.request import NO_MATCH, Reply, Request, RequestTimes, State
 from rekindle.engine.sequence import Sequence
@@ -185,6 +185,38 @@ def test_a_prompt_that_is_known_ends_in_a_short_step(make: MakeRequest) -> None:
     assert planned(make(120, state=State.RUNNING)) == [1, 120], "what ends its prompt, too, has all the time"
     assert planned(row_s=0.1) == [1, MIN_CHUNK], "the long one moves all the same"
     assert rows(scheduler_of([decoding(make, 60), make(9000, state=State.RUNNING)]).plan(now=0.0)) == [1, 240]
+
+
+def test_prompts_get_a_part_of_the_bound_while_another_namespace_may_ask(make: MakeRequest) -> None:
+    def planned(num_decodes: int, now: float) -> int:
+        running = [*(decoding(make, 60) for _ in range(num_decodes)), make(9000, state=State.RUNNING)]
+        scheduler = scheduler_of([*running, make(9000)])
+        scheduler.add(asked := make(60, at=1.0, namespace="b"))
+        scheduler.move(asked, State.FINISHED)
+        return rows(scheduler.plan(now))[-1]
+
+    assert planned(0, now=RECENT_S) == 96, "0.4 of 0.25 s"
+    assert planned(50, now=RECENT_S) == 96, "as much next to decodes"
+    assert planned(200, now=RECENT_S) == 48, "the bound is one for both"
+    assert planned(0, now=1.0 + RECENT_S) == 240, "nobody else asks any more"
+
+
+def test_a_first_token_of_who_decodes_nothing_waits_for_long_decodes_in_every_second_step(make: MakeRequest) -> None:
+    def planned(num_decodes: int, *more: Request) -> list[list[int]]:
+        scheduler = scheduler_of([*(decoding(make, 60) for _ in range(num_decodes)), *more])
+        return [rows(scheduler.plan(now=0.0)) for _ in range(3)]
+
+    def asked(num_prompt: int, *, num_computed: int = 0) -> Request:
+        return make(num_prompt, namespace="b", state=State.RUNNING, num_computed=num_computed)
+
+    many = [1] * 150
+    assert planned(150, asked(60)) == [[60], [*many, 60], [60]]
+    assert planned(150, asked(60, num_computed=59)) == [[1], [*many, 1], [1]], "a prompt that is known"
+    assert planned(150, make(9000, state=State.RUNNING), asked(60))[0] == [60], "nor for other prompts"
+    assert planned(150, asked(60), asked(9000))[0] == [60, 32], "but its own is there"
+    assert planned(50, asked(60))[0] == [*[1] * 50, 60], "they are short"
+    assert planned(150, asked(9000))[0] == [*many, 96], "nothing ends"
+    assert planned(150, make(60, state=State.RUNNING))[0] == [*many, 60], "its own streams go on"
 
 
 def test_who_comes_and_goes_gets_no_more_rows_than_who_stays(make: MakeRequest) -> None:

@@ -12,6 +12,14 @@ FORESEEN = "tests/engine/test_anticipation.py"
 PLACES = "tests/engine/test_places.py"
 REPLIES = "tests/text/test_replies.py"
 RETENTION = "tests/store/test_retention.py"
+FILLED = (
+    "tests/engine/test_scheduler.py::test_what_one_prefill_leaves_of_the_bound_others_get_whole_or_up_to_a_part_of_it"
+)
+MADE_WAY = (
+    "tests/engine/test_scheduler.py::"
+    "test_a_first_token_of_who_decodes_nothing_waits_for_long_decodes_in_every_second_step"
+)
+MAY_ASK = "tests/engine/test_scheduler.py::test_prompts_get_a_part_of_the_bound_while_another_namespace_may_ask"
 SHORT = (
     "tests/engine/test_scheduler.py::"
     "test_a_short_prompt_of_another_namespace_ends_in_the_next_step_which_is_a_short_one"
@@ -59,9 +67,65 @@ SERVING = (
     one(
         "a first token waits for rows of other prompts",
         "engine/core/scheduler.py",
-        "start, seconds = sequence.num_computed, SPARE_SHARE * bound",
-        "start, seconds = sequence.num_computed, bound",
-        SHORT,
+        "start, seconds = sequence.num_computed, self._spare_s\n                spare",
+        "start, seconds = sequence.num_computed, bound\n                spare",
+        FILLED,
+    ),
+    one(
+        "a request waits for all that another namespace's prompts can fill",
+        "engine/core/scheduler.py",
+        "if len(namespaces) > 1 else stall",
+        "if len(namespaces) > 9 else stall",
+        MAY_ASK,
+    ),
+    one(
+        "steps stay short after all others have left",
+        "engine/core/scheduler.py",
+        " if now - at < RECENT_S}",
+        "}",
+        MAY_ASK,
+    ),
+    one(
+        "long decodes leave prompts nothing",
+        "engine/core/scheduler.py",
+        "min(stall, decodes_s + self._spare_s)",
+        "min(stall, self._spare_s)",
+        MAY_ASK,
+    ),
+    one(
+        "a first token waits for others' long decodes",
+        "engine/core/scheduler.py",
+        "self._made_way = bool(guests) and doubled and not self._made_way",
+        "self._made_way = False",
+        MADE_WAY,
+    ),
+    one(
+        "decodes wait as long as others ask",
+        "engine/core/scheduler.py",
+        "bool(guests) and doubled and not self._made_way",
+        "bool(guests) and doubled",
+        MADE_WAY,
+    ),
+    one(
+        "short decodes wait, too",
+        "engine/core/scheduler.py",
+        "self._made_way = bool(guests) and doubled and not",
+        "self._made_way = bool(guests) and not",
+        MADE_WAY,
+    ),
+    one(
+        "streams wait for a prompt of their own namespace",
+        "engine/core/scheduler.py",
+        "if namespace not in hosts and count <= fit:",
+        "if count <= fit:",
+        MADE_WAY,
+    ),
+    one(
+        "decodes wait for a prompt that does not end",
+        "engine/core/scheduler.py",
+        "if namespace not in hosts and count <= fit:",
+        "if namespace not in hosts:",
+        MADE_WAY,
     ),
     one(
         "the first token of a known prompt waits for rows of other prompts",

@@ -3,7 +3,7 @@
 Owns the waiting and running queues and the step-time model; knows no tensors and no blocks. A plan moves each
 picked request's `num_computed` towards its `num_tokens`:
 
-    decodes     one row each, always
+    decodes     one row each
     prefills    as many rows as fit into the rest of the bound, namespaces in turn by the rows they had; in a step that
                 completes a prompt, other prompts get rows only up to `SPARE_SHARE` of the bound
 
@@ -11,6 +11,11 @@ The bound is `max_stall_s` while another request runs, loads or waits, else `ALO
 take longer, they run anyway and the miss is counted. Of such late steps only one in `PROBE_EVERY` is that short, to
 learn what a row costs; the others get as many rows as lengthen them by `LATE_SHARE`, so that a machine that stalls
 however few the rows computes as many as it can.
+
+A namespace does not wait for what others ask. While another one has asked within `RECENT_S`, its request may come at
+any moment and waits for the step that runs: prompts get `SPARE_SHARE` of the bound next to the decodes, not all of it.
+Then, where others' decodes would double its time, prompts of a namespace that decodes nothing end in a step without
+them; it is never the second of two such steps, so decodes go on.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ MIN_CHUNK = 16
 ALONE = 4
 LATE_SHARE, PROBE_EVERY = 0.25, 8
 LONGEST_WAIT_S = 2.0
+RECENT_S = 60.0
 SPARE_SHARE = 0.4  # of `max_stall_s`: the longest step of idle work; and a step that ends a prompt is filled up to it
 
 
@@ -170,6 +176,8 @@ class Scheduler:
         self._num_picks = 0
         self._num_starts = 0
         self._last_starts: dict[str, int] = {}  # by namespace: the number of its last start
+        self._last_asked: dict[str, float] = {}  # by namespace: when its last request was submitted
+        self._made_way = False  # whether the last step was without others' decodes
         self._rows = _RowCounts()
 
     def everybody(self) -> list[Request]:
@@ -201,6 +209,7 @@ class Scheduler:
             self.waiting.insert(0, request)
         else:
             self.waiting.append(request)
+            self._last_asked[request.namespace] = request.times.submitted
 
     def move(self, request: Request, state: State) -> None:
         """Put a request into the queue of `state` (none for FINISHED)."""
@@ -256,11 +265,13 @@ class Scheduler:
         """Plan the next step; empty when nothing runs. Decodes come first, in order of arrival."""
         decoding = [request for request in self.running if request.sequence.num_left == 1]
         prefilling = [request for request in self.running if request.sequence.num_left > 1]
-        chunks = [Chunk(request.sequence, request.sequence.num_computed, 1, request) for request in decoding]
-        alone = len(self.running) + len(self.waiting) + len(self.loading) == 1
-        bound = (ALONE if alone else 1) * self._settings.max_stall_s
-        rows, contexts, scored = len(chunks), sum(chunk.start for chunk in chunks), 0
         self._rows.keep({request.namespace for request in prefilling})
+        if guests := self._guests(decoding, prefilling):
+            decoding = [request for request in decoding if request.namespace in guests]
+            prefilling = [request for request in prefilling if request.namespace in guests]
+        chunks = [Chunk(request.sequence, request.sequence.num_computed, 1, request) for request in decoding]
+        rows, contexts, scored = len(chunks), sum(chunk.start for chunk in chunks), 0
+        bound = self._bound(now, self.costs.predict(rows=rows, row_contexts=contexts))
         for request in self._picks(prefilling, now, self._rows.of):
             first = len(chunks) == len(decoding)
             sequence = request.sequence
@@ -269,7 +280,7 @@ class Scheduler:
                 room = min(room, self._max_scored_rows - scored)
             fit = self._fit(sequence, bound, rows=rows, contexts=contexts, first=first)
             if min(fit, room) < sequence.num_left and any(chunk.ends_prompt for chunk in chunks):
-                start, seconds = sequence.num_computed, SPARE_SHARE * bound
+                start, seconds = sequence.num_computed, self._spare_s
                 spare = self.costs.rows_within(seconds=seconds, rows=rows, row_contexts=contexts, start=start)
                 fit = min(fit, max(spare, MIN_CHUNK if first else 0))
             count = self._chunk(sequence, fit, room=room, first=first)
@@ -281,13 +292,43 @@ class Scheduler:
                 self._rows.add(request.namespace, count)
         return chunks
 
+    def _guests(self, decoding: list[Request], prefilling: list[Request]) -> set[str]:
+        """Return the namespaces that have the step to themselves, none in most steps: they decode nothing, prompts of
+        theirs end in it, and others' decodes, which were in the last one, would make it twice as long."""
+        hosts = {each.namespace for each in decoding if each.sequence.num_tokens > each.sequence.num_prompt}
+        guests, rows, contexts = set[str](), 0, 0
+        for namespace, sequence in ((each.namespace, each.sequence) for each in [*decoding, *prefilling]):
+            count, start = sequence.num_left, sequence.num_computed
+            fit = self.costs.rows_within(seconds=self._spare_s, rows=rows, row_contexts=contexts, start=start)
+            if namespace not in hosts and count <= fit:
+                guests.add(namespace)
+                rows, contexts = rows + count, contexts + count * (start + count // 2)
+        theirs = [each.sequence.num_computed for each in decoding if each.namespace not in guests]
+        alone = self.costs.predict(rows=rows, row_contexts=contexts)
+        doubled = self.costs.predict(rows=rows + len(theirs), row_contexts=contexts + sum(theirs)) > 2 * alone
+        self._made_way = bool(guests) and doubled and not self._made_way
+        return guests if self._made_way else set()
+
+    def _bound(self, now: float, decodes_s: float) -> float:
+        """Return the seconds that a step may take whose decodes take `decodes_s`."""
+        stall = self._settings.max_stall_s
+        if len(self.running) + len(self.waiting) + len(self.loading) == 1:
+            return ALONE * stall
+        self._last_asked = {each: at for each, at in self._last_asked.items() if now - at < RECENT_S}
+        namespaces = {request.namespace for request in self.running} | self._last_asked.keys()
+        return min(stall, decodes_s + self._spare_s) if len(namespaces) > 1 else stall
+
+    @property
+    def _spare_s(self) -> float:
+        """The seconds of a short step, which somebody waits for who has asked for nothing in it."""
+        return SPARE_SHARE * self._settings.max_stall_s
+
     def chunk_alone(self, sequence: Sequence) -> Chunk:
         """Plan the next rows of idle work, bounded by `SPARE_SHARE` of `max_stall_s`: a new request waits for them.
 
         Unless they complete the sequence they end with a block, so that stopping there leaves no tail.
         """
-        bound = self._settings.max_stall_s * SPARE_SHARE
-        fit = self._fit(sequence, bound, rows=0, contexts=0, first=True)
+        fit = self._fit(sequence, self._spare_s, rows=0, contexts=0, first=True)
         count = self._chunk(sequence, fit, room=self.max_chunk_tokens, first=True)
         start, size = sequence.num_computed, sequence.block_tokens
         end = (start + count) // size * size
