@@ -109,6 +109,7 @@ def test_without_normalising_nearly_nothing_is_known() -> None:
     assert {each.cause for each in of_agent(known["normalise off"], "main")[1:2]} == {"attribution_header"}
 
 
+@pytest.mark.long
 def test_what_is_anticipated_is_not_computed_again() -> None:
     plan = SessionPlan(turns=6)
     on, off = (

@@ -188,6 +188,7 @@ def test_arms_are_chosen() -> None:
     assert CoordinationRestartBench(arms=("reuse off",)).chosen_arms() == ["reuse off"]
 
 
+@pytest.mark.long
 def test_a_killed_server_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kill = Talk.round_until_killed
 

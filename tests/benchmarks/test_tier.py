@@ -24,6 +24,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings.load({"model": str(model), "threads": 1, "hot_bytes": 8 << 20, "block_tokens": 16})
 
 
+@pytest.mark.long
 def test_agents_that_two_replicas_write_at_once_are_not_lost(settings: Settings, tmp_path: Path) -> None:
     assert run_agents(settings, AgentsBench(agents=20, out=tmp_path / "out"), CONSOLE) == 0
     lines = map(json.loads, (tmp_path / "out").read_text().splitlines())

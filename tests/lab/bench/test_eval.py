@@ -132,7 +132,7 @@ def test_an_answer_tells_what_its_question_lacks(reply: str, right: bool) -> Non
 
 def test_the_command_writes_lines_and_a_plot(tmp_path: Path) -> None:
     out, plot = tmp_path / "lines.jsonl", tmp_path / "plot.png"
-    bench = EvalBench(num_tokens=512, context=256, cases=1, out=out, plot=plot)
+    bench = EvalBench(num_tokens=256, context=256, cases=1, out=out, plot=plot)
     assert run_eval(Settings.load({"threads": 1}), bench, Console(quiet=True)) == 0
     lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert {line["arm"] for line in lines} >= {"native", "auto, restored", "q4h", "auto, restarted"}

@@ -59,6 +59,7 @@ def test_what_was_said_is_warm_after_a_kill_and_a_restart(tmp_path: Path, server
     assert lines["whole replay"]["detail"]["replies in prompts"]["replaced"] > 0
 
 
+@pytest.mark.long
 def test_the_server_bench_finds_conversations_warm_after_a_kill(
     tmp_path: Path, server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
