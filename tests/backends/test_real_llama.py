@@ -33,6 +33,7 @@ from tests.backends.test_own_vllm import until
 from tests.server.conftest import Served
 from tests.server.scripted import serving
 from tests.server.test_prompt_progress import LONG, chatted, progress_of
+from tests.server.test_receipts import flip, only, verified
 from tests.sessions.http.test_coordination_doc import answers_as_the_page_says
 from tools.real_models import REAL_MODELS
 
@@ -132,6 +133,23 @@ def test_how_far_a_prompt_is_comes_from_the_backend(front: Served) -> None:
     assert len(found) > 2, "one for each batch"
     warm = chatted(front, LONG + "What hums?", "far")
     assert progress_of(warm)[0]["cache"] == warm[-1].model_extra["rekindle"]["reused_tokens"] > 100
+
+
+def test_a_receipt_is_verified_from_the_blocks_that_were_read_of_a_slot(model: Path, tmp_path: Path) -> None:
+    flags = {"backend": "llama.cpp", "backend_flags": "-t 1 -np 1", "max_context": 1024}
+    with serving(model=str(model), **flags, store=str(tmp_path / "store")) as served:
+        said = text_of(asked(served, "ada", LONG, max_tokens=40))
+        answer = asked(served, "ada", LONG, said, "Again, please.", max_tokens=40)
+        shown = served.send("GET", f"/v1/receipts/{answer['id']}").json
+    identity, (choice,) = shown["identity"], shown["choices"]
+    assert (identity["backend"], identity["holds"], list(identity["kv"])) == ("llama.cpp", "kv", ["f16/f16"])
+    num_tokens = choice["read"]["tokens"]
+    assert num_tokens == answer["rekindle"]["reused_tokens"] > 100
+    says = f"{shown['id']}: verified, {num_tokens} tokens that were read\n"
+    assert verified(tmp_path, shown, "store") == (0, says)
+    flip(only(tmp_path, "blocks-0-000.safetensors"), choice["blocks"][0]["hash"])
+    code, says = verified(tmp_path, shown, "store")
+    assert code == 1 and "the checksum of its KV does not hold" in says, says
 
 
 def test_agents_of_a_conversation_share_a_slot(front: Served) -> None:

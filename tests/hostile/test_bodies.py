@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.server.border import FEW_BYTES, MOST_MEMBERS, MOST_VALUES, HttpError, parse_json
 from tests.hostile.conftest import CONTEXT, KEYS, Target
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -94,6 +95,49 @@ def test_fifty_megabytes_are_turned_away(target: Target) -> None:
     assert answer.status == 413
     assert "MiB" in answer.json["error"]["message"]
     assert target.process.memory_info().rss - before < 80e6
+
+
+def keys(count: int) -> bytes:
+    return b"{" + b",".join(b'"%x":1' % each for each in range(count)) + b"}"
+
+
+def test_more_small_values_than_a_request_has_are_turned_away_unparsed(target: Target) -> None:
+    before = target.process.memory_info().rss
+    for body in (b'{"messages": [' + b"[[]],[]," * (1 << 20) + b"[]]}", keys(MOST_MEMBERS)):
+        assert "400,000 lists, objects and keys" in problem(target, body)
+    assert target.process.memory_info().rss - before < 80e6
+    code = "[{1, 2: 3}]," * (MOST_VALUES // 4)
+    assert "tokens" in problem(target, {"messages": [{"role": "user", "content": code}]}), "it is one value"
+
+
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [
+        (b"[" + b"[]," * (MOST_MEMBERS - 2) + b"[]]", b"[" + b"[]," * (MOST_MEMBERS - 1) + b"[]]"),
+        (keys(MOST_MEMBERS - 1), keys(MOST_MEMBERS)),
+        (b"[" + b"1," * MOST_VALUES + b"1]", b"[" + b"1," * (MOST_VALUES + 1) + b"1]"),
+        (b"[" + b'"",' * MOST_VALUES + b'""]', b"[" + b'"",' * (MOST_VALUES + 1) + b'""]'),
+        (b'["' + b'\\",[' * MOST_VALUES + b'"]', b'["\\\\"' + b',"["' * (MOST_VALUES + 1) + b"]"),
+    ],
+    ids=["lists", "keys", "numbers", "strings", "in strings"],
+)
+def test_values_are_counted_outside_of_strings(most: bytes, more: bytes) -> None:
+    padding = b" " * FEW_BYTES
+    assert parse_json(most + padding) == json.loads(most)
+    with pytest.raises(HttpError, match="the body has more than 1,000,000 values"):
+        parse_json(more + padding)
+
+
+def test_strings_are_not_looked_for_in_another_encoding(target: Target) -> None:
+    body = '{"messages": ["\u2200", ' + "[]," * MOST_MEMBERS + "[]]}"
+    for encoding in ("utf-16", "utf-32"):
+        assert "the body has more than" in problem(target, body.encode(encoding))
+
+
+@pytest.mark.parametrize("cut", [b'["', b'["\\', b'["a\\"'])
+def test_values_of_a_body_that_is_cut_are_counted(cut: bytes) -> None:
+    with pytest.raises(HttpError, match="not JSON"):
+        parse_json(cut + b'\\",[' * MOST_VALUES)
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.defects.mutant import Edit, Mutant, one
 
+BODIES = "tests/hostile/test_bodies.py"
 PATHS = "tests/exactness/test_paths.py"
 CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
 DRAFTS = "tests/engine/test_speculation.py"
@@ -133,6 +134,27 @@ SERVING = (
         "any(chunk.ends_prompt for chunk in chunks)",
         "any(chunk.ends_prompt for chunk in chunks[len(decoding) :])",
         "tests/engine/test_scheduler.py::test_a_prompt_that_is_known_ends_in_a_short_step",
+    ),
+    one(
+        "values are parsed however many there are",
+        "server/border.py",
+        "if len(raw) > FEW_BYTES:",
+        "if len(raw) > 1 << 30:",
+        f"{BODIES}::test_values_are_counted_outside_of_strings",
+    ),
+    one(
+        "a half of a character of UTF-16 begins a string",
+        "server/border.py",
+        '() if b"\\0" in raw else JSON_STRING',
+        "JSON_STRING",
+        f"{BODIES}::test_strings_are_not_looked_for_in_another_encoding",
+    ),
+    one(
+        "brackets in a string count",
+        "server/border.py",
+        "        between = raw[at:start]\n",
+        "        between = raw[at:end]\n",
+        f"{BODIES}::test_values_are_counted_outside_of_strings",
     ),
     one(
         "a late step always does the least",

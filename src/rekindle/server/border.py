@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -52,6 +53,11 @@ logger = logging.getLogger("rekindle.server")
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_KEY_CHARS = 100  # of a key, in error messages
+# Outside of strings: JSON is parsed in one piece, in which nobody else is answered, and small values take the longest.
+MOST_VALUES = 1_000_000  # as of the ids of a batch of prompts
+MOST_MEMBERS = 400_000  # lists, objects and keys: of the most messages that a request may have there are fewer
+FEW_BYTES = 1 << 20  # of a body whose values are not counted
+JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or its beginning
 Dialect = Literal["openai", "anthropic", "ollama"]
 ANTHROPIC_PATH = "/v1/messages"
 # Anthropic's clients choose an exception class by status; the type repeats it in a word.
@@ -262,10 +268,12 @@ class _Twice(Exception):
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse a body as JSON; 400 if it is invalid or an object in it has a duplicate key.
+    """Parse a body as JSON; 400 if it is invalid, has too many values, or an object in it has a duplicate key.
 
     Takes twice as long as `json.loads` for a body of small objects, no longer for one that is mostly text.
     """
+    if len(raw) > FEW_BYTES:
+        _check_values(raw)
     try:
         return json.loads(raw, object_pairs_hook=_unique)
     except _Twice as error:
@@ -273,6 +281,28 @@ def parse_json(raw: bytes) -> Any:
         raise invalid(400, f"the body has the key {key!r} twice in one object", param=key) from None
     except (ValueError, RecursionError) as error:
         raise invalid(400, f"the body is not JSON: {error}") from None
+
+
+def _check_values(raw: bytes) -> None:
+    """Refuse a body of more values than a request needs; strings are looked for only where they may matter.
+
+    In UTF-16 and 32, which have zero bytes, all counts: half of another character may look like a quotation mark.
+    """
+    if raw.count(b",") <= MOST_VALUES and _members(raw) <= MOST_MEMBERS:
+        return
+    strings = () if b"\0" in raw else JSON_STRING.finditer(raw)
+    values = members = at = 0
+    for start, end in chain((string.span() for string in strings), [(len(raw), len(raw))]):
+        between = raw[at:start]
+        values, members, at = values + between.count(b","), members + _members(between), end
+        if values > MOST_VALUES or members > MOST_MEMBERS:
+            most = f"{MOST_VALUES:,} values, or {MOST_MEMBERS:,} lists, objects and keys"
+            raise invalid(400, f"the body has more than {most}: send less in one request")
+
+
+def _members(part: bytes) -> int:
+    """Count lists, objects and keys where no string is."""
+    return part.count(b"[") + part.count(b"{") + part.count(b":")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
