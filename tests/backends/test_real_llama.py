@@ -142,7 +142,7 @@ def test_a_receipt_is_verified_from_the_blocks_that_were_read_of_a_slot(model: P
         answer = asked(served, "ada", LONG, said, "Again, please.", max_tokens=40)
         shown = served.send("GET", f"/v1/receipts/{answer['id']}").json
     identity, (choice,) = shown["identity"], shown["choices"]
-    assert (identity["backend"], identity["holds"], list(identity["kv"])) == ("llama.cpp", "kv", ["f16/f16"])
+    assert (identity["backend"], identity["holds"], list(identity["kv"])) == ("llama.cpp", "kv", ["u8/u8"])
     num_tokens = choice["read"]["tokens"]
     assert num_tokens == answer["rekindle"]["reused_tokens"] > 100
     says = f"{shown['id']}: verified, {num_tokens} tokens that were read\n"
