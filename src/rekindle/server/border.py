@@ -53,10 +53,10 @@ logger = logging.getLogger("rekindle.server")
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_KEY_CHARS = 100  # of a key, in error messages
-# Outside of strings: JSON is parsed in one piece, in which nobody else is answered, and small values take the longest.
-MOST_VALUES = 1_000_000  # as of the ids of a batch of prompts
-MOST_MEMBERS = 400_000  # lists, objects and keys: of the most messages that a request may have there are fewer
-FEW_BYTES = 1 << 20  # of a body whose values are not counted
+# Limits on a body's values: nobody else is answered while it is parsed, and many small values take the longest.
+MOST_VALUES = 1_000_000  # for example the ids of a batch of prompts
+MOST_MEMBERS = 400_000  # lists, objects and keys; 100,000 messages have 300,000
+FEW_BYTES = 1 << 20  # values of bodies up to this size are not counted
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or its beginning
 Dialect = Literal["openai", "anthropic", "ollama"]
 ANTHROPIC_PATH = "/v1/messages"

@@ -36,8 +36,8 @@ MIN_CHUNK = 16
 ALONE = 4
 LATE_SHARE, PROBE_EVERY = 0.25, 8
 LONGEST_WAIT_S = 2.0
-RECENT_S = 60.0
-SPARE_SHARE = 0.4  # of `max_stall_s`: the longest step of idle work; and a step that ends a prompt is filled up to it
+RECENT_S = 60.0  # how long after its last request a namespace may be about to ask again
+SPARE_SHARE = 0.4  # of `max_stall_s`: what a short step takes, where another request may wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class Scheduler:
 
     @property
     def _spare_s(self) -> float:
-        """The seconds of a short step, which somebody waits for who has asked for nothing in it."""
+        """Seconds of idle work, of prompts while another namespace may ask, or of a step that completes a prompt."""
         return SPARE_SHARE * self._settings.max_stall_s
 
     def chunk_alone(self, sequence: Sequence) -> Chunk:
