@@ -135,7 +135,7 @@ def test_strings_are_not_looked_for_in_another_encoding(target: Target) -> None:
 
 
 @pytest.mark.parametrize("cut", [b'["', b'["\\', b'["a\\"'])
-def test_values_of_a_body_that_is_cut_are_counted(cut: bytes) -> None:
+def test_a_string_that_does_not_end_is_read_once(cut: bytes) -> None:
     with pytest.raises(HttpError, match="not JSON"):
         parse_json(cut + b'\\",[' * MOST_VALUES)
 
