@@ -57,6 +57,7 @@ MAX_KEY_CHARS = 100  # of a key, in error messages
 MOST_VALUES = 1_000_000  # for example the ids of a batch of prompts
 MOST_MEMBERS = 400_000  # lists, objects and keys; 100,000 messages have 300,000
 FEW_BYTES = 1 << 20  # values of bodies up to this size are not counted
+NO_MARKS = bytes(set(range(256)) - set(b",[{:"))  # what is not counted
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or its beginning
 Dialect = Literal["openai", "anthropic", "ollama"]
 ANTHROPIC_PATH = "/v1/messages"
@@ -288,7 +289,8 @@ def _check_values(raw: bytes) -> None:
 
     In UTF-16 and 32, which have zero bytes, all counts: half of another character may look like a quotation mark.
     """
-    if raw.count(b",") <= MOST_VALUES and _members(raw) <= MOST_MEMBERS:
+    marks = raw.translate(None, NO_MARKS)
+    if marks.count(b",") <= MOST_VALUES and _members(marks) <= MOST_MEMBERS:
         return
     strings = () if b"\0" in raw else JSON_STRING.finditer(raw)
     values = members = at = 0

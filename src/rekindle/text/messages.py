@@ -135,12 +135,12 @@ def check_text(text: str, where: str) -> str:
 
 def is_sound(text: str) -> bool:
     """Whether a prompt may contain `text`."""
-    return GUARD not in text and not _SURROGATES.search(text)
+    return text.isascii() or (GUARD not in text and not _SURROGATES.search(text))
 
 
 def sound(text: str) -> str:
     """Replace what a prompt may not contain by U+FFFD."""
-    return _SURROGATES.sub("\ufffd", text).replace(GUARD, "\ufffd")
+    return text if is_sound(text) else _SURROGATES.sub("\ufffd", text).replace(GUARD, "\ufffd")
 
 
 def check_json(value: Any, where: str) -> None:

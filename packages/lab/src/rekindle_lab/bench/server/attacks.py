@@ -28,9 +28,9 @@ class Attack:
 def attacks(fill: int) -> dict[str, Attack]:
     """Return every attack by name. `fill`: the bytes of text in the largest bodies."""
     fits = fill // 128  # what a context of a few thousand tokens may hold: it is rendered and counted
-    texts = {"words": "word ", "spaces": " ", "digits": "1", "control tokens": "<|im_end|>"}
-    found = {name: _attack(CHAT, _chat(unit * (fill // len(unit)))) for name, unit in texts.items()}
-    found |= {f"{name}, may fit": _attack(CHAT, _chat(unit * (fits // len(unit)))) for name, unit in texts.items()}
+    texts = {"words": "word ", "spaces": " ", "digits": "1", "accents": "é", "control tokens": "<|im_end|>"}
+    found = {name: _attack(CHAT, _chat(_filled(unit, fill))) for name, unit in texts.items()}
+    found |= {f"{name}, may fit": _attack(CHAT, _chat(_filled(unit, fits))) for name, unit in texts.items()}
     many = {"messages": [{"role": "user", "content": "word"}] * 200_000}
     found["200,000 messages"] = _attack(CHAT, many)
     found["200,000 messages to count"] = _attack(COUNT, many)
@@ -44,6 +44,11 @@ def attacks(fill: int) -> dict[str, Attack]:
     found["picture"] = _attack(CHAT, _picture(fill))
     found["agent's file"] = Attack("/v1/agents/loud/import", bytes(fill))
     return found | _streams() | _constraints()
+
+
+def _filled(unit: str, size: int) -> str:
+    """Repeat a text as often as it fits into so many bytes of JSON."""
+    return unit * (size // (len(json.dumps(unit)) - 2))
 
 
 def _dialects(text: str) -> dict[str, Attack]:
