@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from rekindle.cli import app
 from rekindle.cli.remote import Remote
 from rekindle.config import ServerSettings
-from rekindle.errors import RekindleError
+from rekindle.errors import BadRequest, RekindleError
+from rekindle_sessions.cli.session_file import verified
 from tests.forks import ForkedServer
 
 PATH = "/v1/coordination/sessions"
@@ -194,6 +195,18 @@ def test_files_that_lack_a_part_or_have_one_too_many(
     result = run("import", str(repacked(file, tmp_path / "odd", **change)), env=env)
     assert result.exit_code == 2 and "and nothing has changed" in result.stderr, result.output
     assert known(client) == before
+
+
+def test_a_file_that_is_mostly_holes_is_refused_unread() -> None:
+    """A sparse file in a few hundred bytes of an archive says that it has a terabyte."""
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "session.json"}
+    info, packed = tarfile.TarInfo("session.json"), BytesIO()
+    info.pax_headers, info.size = {**sparse, "GNU.sparse.realsize": str(1 << 40)}, 512
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(info, BytesIO(b"0\n".ljust(512, b"\0")))
+    packed.seek(0)
+    with pytest.raises(BadRequest, match=r"'session\.json' in it is no file"):
+        verified(packed)
 
 
 def test_agents_of_a_session_that_is_refused_are_deleted_again(there: Server, file: Path, tmp_path: Path) -> None:
