@@ -588,6 +588,17 @@ def test_a_million_line_breaks_are_looked_at_once() -> None:
         assert prompt_layout.quoted(text, ("Ada", "Bo")) == text
 
 
+@pytest.mark.timeout(60)  # a minute is ten times what it takes, and a tenth of what it took
+def test_a_long_past_is_not_searched_at_each_merge_and_rewind() -> None:
+    """As a document of a session from elsewhere may have it."""
+    said = [MessagePosted("Ada", "Land ahoy.", None)] * 20_000
+    merged, more = [Merged("Ada", "Ben")] * 20_000, [MessagePosted("Ben", "Aye.", None), Merged("Ada", "Ben")]
+    back = [*more, Rewound("Ben", 1), *more, said[0], Rewound("Ada", 1)] * 4_000
+    machine = Coordination.fold(Plan((Participant("Ada"), Participant("Ben"))), {}, (*said, *merged, *back))
+    machine.check()
+    assert len(machine.utterances) == 1 + 20_000 + 3 * 4_000
+
+
 def test_a_fork_has_not_heard_what_an_outsider_of_its_name_said() -> None:
     machine = Coordination(Plan((Participant("Ada"), Participant("Bo"))))
     machine.apply(MessagePosted("Zed", "secret for Bo", ("Bo",)))

@@ -135,7 +135,7 @@ def _keeping(router: APIRouter, sessions: Sessions, forget_receipts: ForgetRecei
     async def import_session(space: Space, body: ImportBody) -> dict[str, Any]:
         """Continue a session from another server. Import its agents first, else their first turns compute all."""
         coordinator = await sessions.coordinator()
-        past = ExportedSession.from_dict(body.session)
+        past = await in_thread(ExportedSession.from_dict, body.session)
         return detailed(await coordinator.take_in(space, past, id=body.id or f"sess_{uuid.uuid4().hex}"))
 
     @router.delete("/{id}", response_model=Deleted)

@@ -6,6 +6,7 @@ appended after the listener's own words, so that the KV computed for those words
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,40 +19,59 @@ SILENCE = "…"
 
 @dataclass(slots=True)
 class Known:
-    """The turns and utterance numbers that a participant's context covers, held entries included."""
+    """What a participant's context covers, held entries included: how many entries have each utterance number or turn
+    (`~turn`), and a place at or before the first of them."""
 
-    turns: set[int] = field(default_factory=set)
-    numbers: set[int] = field(default_factory=set)
+    counts: Counter[int] = field(default_factory=Counter)
+    places: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Known:
         """Return what these entries cover."""
         known = cls()
-        for entry in entries:
-            known.add(entry)
+        for place, entry in enumerate(entries):
+            known.add(entry, place)
         return known
 
-    def add(self, entry: Entry) -> None:
-        """Add what one entry covers."""
-        if entry.turn is not None:
-            self.turns.add(entry.turn)
-        if entry.number is not None:
-            self.numbers.add(entry.number)
+    def add(self, entry: Entry, place: int) -> None:
+        """Add what one entry covers; `place`: at most where it is."""
+        for key in _keys(entry):
+            self.counts[key] += 1
+            self.places.setdefault(key, place)
+
+    def drop(self, entry: Entry) -> list[int]:
+        """Take back an entry; return what nothing covers now."""
+        gone = []
+        for key in _keys(entry):
+            self.counts[key] -= 1
+            if not self.counts[key]:
+                del self.counts[key], self.places[key]
+                gone.append(key)
+        return gone
 
     def lacks(self, entry: Entry) -> bool:
         """Whether an entry is identifiable (has a turn or number) and not covered yet."""
-        is_known = entry.number in self.numbers or entry.turn in self.turns
-        return not is_known and (entry.number is not None or entry.turn is not None)
+        keys = _keys(entry)
+        return bool(keys) and not any(key in self.counts for key in keys)
+
+
+def _keys(entry: Entry) -> list[int]:
+    number, turn = entry.number, entry.turn
+    return ([] if number is None else [number]) + ([] if turn is None else [~turn])
 
 
 class Contexts:
-    """The contexts of all participants of one session, by name."""
+    """The contexts of all participants of one session, by name.
+
+    No call but `add` and `of` takes time for what a context had before: imported sessions have 100,000 events.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, list[Entry]] = {}
         self._held: dict[str, list[Entry]] = {}  # for each participant that is speaking
         self._known: dict[str, Known] = {}  # covers the held entries too
         self._num_initial: dict[str, int] = {}  # entries it joined with: those are not rewound
+        self._merged: dict[tuple[str, str], int] = {}  # how many leading entries of one came into another
 
     def add(self, name: str, entries: Sequence[Entry]) -> None:
         """Add a participant with its initial entries."""
@@ -82,8 +102,8 @@ class Contexts:
         """End a turn with what was said (None: nothing), then append the entries held meanwhile."""
         held = self._held.pop(name)
         if said is not None:
+            self._known[name].add(said, len(self._entries[name]))
             self._entries[name].append(said)
-            self._known[name].add(said)
         self._entries[name].extend(held)
 
     def append(self, name: str, entry: Entry, host: str) -> None:
@@ -92,36 +112,51 @@ class Contexts:
         before = entries[-1].kind if entries else "said" if name in self._held else None
         if entry.kind == "said" and before == "said":
             entries.append(Entry("cue", CUE, host))
+        self._known[name].add(entry, len(self._entries[name]))
         entries.append(entry)
-        self._known[name].add(entry)
 
     def has_turn(self, name: str, turn: int) -> bool:
         """Whether its context covers a turn already: its own, or one it got from a fork or a merge."""
-        return turn in self._known[name].turns
+        return ~turn in self._known[name].counts
 
     def rewind(self, name: str, turns: int) -> None:
         """Drop its last turns and all entries since they began; BadRequest if it has had fewer turns."""
-        entries = self._entries[name]
-        first = self._num_initial[name]
-        own = [at for at, entry in enumerate(entries) if entry.kind == "said" and at >= first]
-        if not 1 <= turns <= len(own):
-            message = f"{name} has spoken {len(own)} times since it came in: turns must be from 1 to that"
+        entries, first, left = self._entries[name], self._num_initial[name], turns
+        at = len(entries)
+        while left > 0 and at > first:
+            at -= 1
+            left -= entries[at].kind == "said"
+        if turns < 1 or left:
+            own = sum(entry.kind == "said" for entry in entries[first:])
+            message = f"{name} has spoken {own} times since it came in: turns must be from 1 to that"
             raise BadRequest(message, param="turns")
-        at = own[-turns]
         if at > first and entries[at - 1].kind == "cue":
             at -= 1
+        gone = [key for entry in entries[at:] for key in self._known[name].drop(entry)]
         del entries[at:]
-        self._known[name] = Known.of(entries)
+        for (source, target), count in self._merged.items():
+            if source == name:
+                self._merged[source, target] = min(count, at)
+            elif target == name:  # what it lacks now is merged again
+                places = self._known[source].places
+                self._merged[source, target] = min([count, *(places[key] for key in gone if key in places)])
 
-    def missing(self, source: str, target: str) -> list[Entry]:
-        """Return the entries of `source` that the context of `target` does not cover."""
-        known = self._known[target]
-        return [entry for entry in self._entries[source] if known.lacks(entry)]
+    def merging(self, source: str, target: str) -> list[Entry]:
+        """Return the entries of `source` that the context of `target` does not cover, to be appended where they say
+        something."""
+        known, entries, begin = self._known[target], self._entries[source], self._merged.get((source, target), 0)
+        self._merged[source, target] = len(entries)
+        return [entry for entry in entries[begin:] if known.lacks(entry)]
 
     def check(self) -> None:
-        """Assert that `_known` matches every participant's entries."""
+        """Assert that `_known` and `_merged` match every participant's entries."""
         for name, entries in self._entries.items():
-            assert self._known[name] == Known.of([*entries, *self._held.get(name, ())]), name
+            right, known = Known.of([*entries, *self._held.get(name, ())]), self._known[name]
+            assert known.counts == right.counts, name
+            assert all(known.places[key] <= place for key, place in right.places.items()), name
+        for (source, target), count in self._merged.items():
+            lacking = [entry for entry in self._entries[source][:count] if self._known[target].lacks(entry)]
+            assert all(entry.kind == "said" or not entry.text for entry in lacking), (source, target)
 
     def snapshot(self) -> dict[str, tuple[tuple[Entry, ...], tuple[Entry, ...] | None]]:
         """Return the state as plain values, for comparison."""

@@ -86,7 +86,7 @@ class Transcript:
         """Append to one context what another participant said and heard and this one does not cover."""
         if event.source == event.target:
             raise BadRequest("source and target are the same", param="source")
-        for entry in self.contexts.missing(event.source, event.target):
+        for entry in self.contexts.merging(event.source, event.target):
             is_own = entry.kind == "said"
             text = prompt_layout.spoken(entry.text, event.source, self._names) if is_own else entry.text
             if text and not (is_own and text == SILENCE):

@@ -161,6 +161,9 @@ class Registry:
 
         BadRequest, Conflict if the id is taken, StoreError.
         """
+        if past is not None:  # which may take seconds, in which others begin sessions
+            self._check_new(namespace, plan, id)
+            await asyncio.to_thread(contained(_check_past), past)
         async with self.creating:  # so that each is checked against earlier ones
             self._check_new(namespace, plan, id)
             personas = [each.persona for each in plan.participants]
@@ -172,7 +175,6 @@ class Registry:
                 number, preludes = await self._in_writer(self._write_new, namespace, id, plan, held, now)
                 past = ExportedSession(plan, preludes, ())
             else:
-                await asyncio.to_thread(contained(_check_past), past)
                 number = await self._in_writer(self._write_past, namespace, id, past, now)
             saved = SavedSession(number, namespace, id, now, now, plan, past.preludes, past.events)
             session = await asyncio.to_thread(contained(Session), self._shared, saved)
