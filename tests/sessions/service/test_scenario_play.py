@@ -76,7 +76,7 @@ def played(
             names = [each.name for each in scene.plan.participants]
             heard = {name: coordinator.messages("default", play.session, hears=name) for name in names}
             await play.end()
-            assert coordinator.sessions("default") == []
+            assert await coordinator.listed("default") == []
             return events, said, play, heard
         finally:
             await coordinator.close()

@@ -239,7 +239,7 @@ def test_plans_that_are_none(engine: Engine, plan: Plan, id: str | None, message
     async def play(coordinator: Coordinator) -> None:
         with pytest.raises(BadRequest, match=message):
             await coordinator.create(SPACE, plan, id=id)
-        assert coordinator.sessions(SPACE) == []
+        assert await coordinator.listed(SPACE) == []
 
     holding(engine, play)
 
@@ -276,7 +276,7 @@ def test_sessions_belong_to_their_namespace(engine: Engine) -> None:
     async def play(coordinator: Coordinator) -> None:
         await coordinator.create("one", plan_of(), id="same")
         await coordinator.create("two", plan_of(), id="same")
-        assert [info.namespace for info in coordinator.sessions("two")] == ["two"]
+        assert [info.namespace for info in await coordinator.listed("two")] == ["two"]
         with pytest.raises(Conflict, match="already"):
             await coordinator.create("two", plan_of(), id="same")
         await coordinator.delete("one", "same")

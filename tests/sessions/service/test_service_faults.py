@@ -88,7 +88,7 @@ def test_created_session_is_held_though_the_caller_is_gone(engine: Engine) -> No
             asked.cancel()
             await asyncio.wait([asked])
         await coordinator.create(SPACE, plan_of(), id="next")
-        assert [info.id for info in coordinator.sessions(SPACE)] == ["left", "next"]
+        assert [info.id for info in await coordinator.listed(SPACE)] == ["left", "next"]
 
     holding(engine, play)
 
@@ -214,7 +214,7 @@ def test_session_that_is_being_deleted_takes_nothing_more(engine: Engine, tmp_pa
             ):
                 with pytest.raises(NotFound):
                     await attempt
-            assert coordinator.sessions(SPACE) == []
+            assert await coordinator.listed(SPACE) == []
         await deleting
         await creating
         assert session.listening.is_idle

@@ -34,7 +34,7 @@ def hold(directory: Path, pipe: Connection) -> None:
     async def play() -> None:
         with Engine(settings_in(directory)) as engine:
             async with held(engine, directory / "sessions.db") as coordinator:
-                if not coordinator.sessions(SPACE):
+                if not await coordinator.listed(SPACE):
                     await coordinator.create(SPACE, plan_of(), id="killed")
                 pipe.send_bytes(json.dumps([asdict(each) for each in coordinator.messages(SPACE, "killed")]).encode())
                 while True:

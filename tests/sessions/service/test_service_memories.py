@@ -102,7 +102,7 @@ def test_a_session_whose_rows_say_nothing_is_left_out(
             connection.execute("UPDATE session SET preludes = ?, mac = ? WHERE id = 'one'", (changed.preludes, mac))
 
     async def after(coordinator: Coordinator) -> None:
-        assert [info.id for info in coordinator.sessions(SPACE)] == ["two"]
+        assert [info.id for info in await coordinator.listed(SPACE)] == ["two"]
         assert ("session one of default cannot be read" if vouches else "1 rows of the session file") in caplog.text
         with pytest.raises(NotFound):
             coordinator.show(SPACE, "one")

@@ -112,6 +112,27 @@ def test_permanent_agent_remembers_over_sessions(engine: Engine, tmp_path: Path)
         holding(engine, play, path)
 
 
+def test_sessions_of_an_agent_are_found_without_reading_all(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+
+    async def create(coordinator: Coordinator) -> None:
+        await coordinator.create(SPACE, _with_ada("Ben"), id="one")
+        await coordinator.create(SPACE, plan_of(), id="two")
+        await coordinator.create(SPACE, _with_ada("Cleo"), id="three")
+
+    async def find(coordinator: Coordinator) -> None:
+        num_held = coordinator.registry.sessions.num_held
+        assert await coordinator.with_agent(SPACE, "ada") == ("one", "three")
+        assert await coordinator.with_agent("other", "ada") == await coordinator.with_agent(SPACE, "one") == ()
+        assert num_held() == 0
+        assert await coordinator.with_agent(SPACE, f"two/{NAMES[0]}") == ("two",)
+        assert await coordinator.with_agent(SPACE, "two/Nobody") == ()
+        assert num_held() == 1
+
+    holding(engine, create, path)
+    holding(engine, find, path)
+
+
 def test_names_are_kept_in_order(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
 
@@ -120,7 +141,7 @@ def test_names_are_kept_in_order(engine: Engine, tmp_path: Path) -> None:
             await coordinator.create(SPACE, plan_of(), id=name)
 
     async def look(coordinator: Coordinator) -> list[tuple[str, ...]]:
-        return [(info.id, *(each.name for each in info.participants)) for info in coordinator.sessions(SPACE)]
+        return [(info.id, *(each.name for each in info.participants)) for info in await coordinator.listed(SPACE)]
 
     holding(engine, create, path)
     assert holding(engine, look, path) == [("one", *NAMES), ("two", *NAMES)]

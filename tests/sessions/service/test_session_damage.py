@@ -120,8 +120,9 @@ async def use(coordinator: Coordinator, known: Pictures, name: str) -> None:
 async def end(coordinator: Coordinator, names: set[str]) -> None:
     """What was saved is found, goes on, and ends."""
     for space in SPACES:
-        assert names <= {info.id for info in coordinator.sessions(space)}, "what was saved after the restart is lost"
-        for info in coordinator.sessions(space):
+        found = await coordinator.listed(space)
+        assert names <= {info.id for info in found}, "what was saved after the restart is lost"
+        for info in found:
             await coordinator.post_message(space, info.id, "Farewell.")
             await coordinator.delete(space, info.id)
         await coordinator.forget(space, "ada")

@@ -94,8 +94,7 @@ class Sessions:
         if coordinator is None:
             return ()
         await coordinator.forget(namespace, agent)
-        found = coordinator.sessions(namespace)
-        return tuple(each.id for each in found if agent in {one.agent for one in each.agents.values()})
+        return await coordinator.with_agent(namespace, agent)
 
     async def _with_memories(self, agent: str) -> Coordinator | None:
         """Return the coordinator; None if there is no file of sessions, or another server has it. StoreError."""

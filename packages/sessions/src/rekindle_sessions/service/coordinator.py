@@ -16,6 +16,7 @@ keeps their turns begun; `turn` and `round` resume unfinished turns, as does `vo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from rekindle.engine.api import Engine
-from rekindle.errors import BadRequest
+from rekindle.errors import BadRequest, Cancelled, NotFound
 from rekindle.text.messages import check_json, check_text
 from rekindle.worker import contained
 from rekindle_sessions.log.exported import ExportedSession
@@ -116,13 +117,24 @@ class Coordinator:
         coming = self.registry.create(namespace, past.plan, id, past)
         return self.registry.info(await self.registry.run_to_completion(coming))
 
-    def sessions(self, namespace: str) -> list[SessionInfo]:
-        """Return every session of a namespace, oldest first."""
-        return [self.registry.info(session) for session in self.registry.of(namespace)]
-
     async def listed(self, namespace: str) -> list[SessionInfo]:
-        """Do the same as `sessions` without blocking the event loop on the file."""
+        """Return every session of a namespace, oldest first."""
         return [self.registry.info(session) async for session in self.registry.fetched(namespace)]
+
+    async def with_agent(self, namespace: str, agent: str) -> tuple[str, ...]:
+        """Return the ids of the sessions that an agent takes part in, oldest first; reads at most one of them."""
+        owner = agent.partition("/")[0]  # of an ephemeral agent
+        found = []
+        for card in self.registry.sessions.cards(namespace):
+            if agent in card.agents or (card.id == owner != agent and await self._has(namespace, owner, agent)):
+                found.append(card.id)
+        return tuple(found)
+
+    async def _has(self, namespace: str, id: str, agent: str) -> bool:
+        with contextlib.suppress(NotFound, Cancelled):  # it is being deleted
+            session = await self.registry.fetch(namespace, id)
+            return agent in {each.agent for each in self.registry.info(session).agents.values()}
+        return False
 
     async def fetch(self, namespace: str, id: str) -> None:
         """Load a session into memory, so that the next call need not wait for the file; raises NotFound."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -264,18 +264,12 @@ class Registry:
         except StoreError as error:
             logger.warning("session %s of %s is deleted as it was last known: %s", session.id, session.namespace, error)
 
-    def of(self, namespace: str) -> Iterator[Session]:
-        """Yield the sessions of a namespace, oldest first, reading each on demand."""
-        for card in self.sessions.cards(namespace):
-            with contextlib.suppress(NotFound, Cancelled):  # it is being deleted
-                yield self.found(namespace, card.id)
-
     async def fetched(self, namespace: str) -> AsyncIterator[Session]:
-        """Yield the same sessions without blocking the event loop on the file."""
+        """Yield the sessions of a namespace, oldest first, without blocking the event loop on the file."""
         for card in self.sessions.cards(namespace):
             try:
                 yield await self.fetch(namespace, card.id)
-            except (NotFound, Cancelled):
+            except (NotFound, Cancelled):  # it is being deleted
                 continue
 
     def found(self, namespace: str, id: str) -> Session:
