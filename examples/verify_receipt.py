@@ -21,6 +21,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,8 @@ def verify_chain(store: Store, link: dict[str, Any], root: bytes, size: int) -> 
     """Return what is wrong with the blocks that end with a link of a receipt, and those that are missing."""
     wrong, missing, rest = list[str](), set[str](), (link["tokens"] - 1) % size + 1
     last, parent = bytes.fromhex(link["hash"]), bytes.fromhex(link["parent"])
-    before = list(walk(store, parent, root))
+    most = link["tokens"] // size + 1  # parents in a tampered index may form a circle
+    before = list(islice(walk(store, parent, root), most))
     if all(block for _, block in before) and len(before) * size + rest != link["tokens"]:
         wrong.append(f"{link['tokens']} tokens, and {len(before)} blocks before the last one")
     for name, block in [(last, store.block(last) or store.longer(last, parent, rest)), *before]:
@@ -217,7 +219,9 @@ def verify_choice(store: Store, choice: dict[str, Any], root: bytes, size: int) 
     if read["tokens"] + computed["prompt"] != choice["prompt_tokens"] or computed["first"] != read["tokens"]:
         wrong.append("what was read and what was computed do not add up to the prompt")
     for link in (read, choice["head"]):
-        if link["tokens"] and link["hash"] is not None:
+        if link["tokens"] and link["hash"] is None:
+            missing.add(f"that ends at token {link['tokens']}, which the receipt does not name")
+        elif link["tokens"]:
             found, lacking = verify_chain(store, link, root, size)
             wrong, missing = wrong + found, missing | lacking
     return wrong, missing

@@ -214,6 +214,17 @@ def test_a_flipped_bit_a_swapped_file_and_an_edited_template_are_named_and_preve
     forged = json.loads(json.dumps(shown))
     forged["choices"][0]["read"]["tokens"] += 16
     assert verified(directory, forged, "whole")[0] == 1
+    nameless = json.loads(json.dumps(shown))
+    for link in (nameless["choices"][0]["read"], nameless["choices"][0]["head"]):
+        link["hash"] = link["parent"] = None
+    code, said = verified(directory, nameless, "whole")
+    assert code == 2 and f"ends at token {num_read}, which the receipt does not name" in said and "NOT verified" in said
+    shutil.copytree(directory / "whole", directory / "circular")
+    with closing(sqlite3.connect(only(directory / "circular", "index.db"))) as index, index:
+        name = bytes.fromhex(shown["choices"][0]["blocks"][1]["hash"])
+        index.execute("UPDATE block SET parent = name WHERE name = ?", (name,))
+    code, said = verified(directory, shown, "circular")
+    assert code == 1 and f"{num_read} tokens, and {num_read // 16 + 1} blocks before the last one" in said
 
     block = shown["choices"][0]["blocks"][1]["hash"]
     for store in ("flipped", "swapped"):
