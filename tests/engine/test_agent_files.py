@@ -172,6 +172,30 @@ def test_kv_that_is_missing_is_computed(machines: Machines, file: Exported) -> N
     assert ask(there, file.told).report.outcome == "exact"
 
 
+def test_a_purge_meanwhile_of_somebody_else_costs_one_more_reading(machines: Machines, file: Exported) -> None:
+    there = machines.start("there")
+    spoken(there, "eve")
+    opened: list[BinaryIO] = []
+
+    class Read(io.BytesIO):
+        """Of the second reading all blocks are on disk when it ends, and in no branch yet."""
+
+        def __exit__(self, *error: Any) -> None:
+            if len(opened) == 2:
+                there.agent("eve").purge()
+            super().__exit__(*error)
+
+    def open_file() -> BinaryIO:
+        opened.append(Read(file.data))
+        return opened[-1]
+
+    came = there.agent("ada").import_file(open_file)
+    assert len(opened) == 3 and came.kv_tokens == came.num_tokens
+    assert [each.agent for each in there.agents()] == ["ada"]
+    there.check()
+    assert ask(there, file.told).text == file.reply.text
+
+
 def test_a_rewind_to_nothing_lasts(machines: Machines, file: Exported) -> None:
     """A turn ends at 0 where another reply took the place of all of it."""
     reader = AgentFileReader(io.BytesIO(file.data))
@@ -204,7 +228,7 @@ def test_damaged_kv_is_left_out_of_a_file(machines: Machines, file: Exported) ->
     data = b"".join(here.agent("ada").export())
     assert len(data) < len(file.data)
     there = machines.start("there", disk_writes_a_day=20_000)
-    with pytest.raises(StoreError, match="agent 'ada' cannot be saved, so it is not imported"):
+    with pytest.raises(StoreError, match="nothing is written today any more"):
         imported(there, data)
     assert there.agents() == []
     there.close()

@@ -113,7 +113,7 @@ class Agent:
         return AgentFiles(self._parts(), self.namespace, self.id).export()
 
     def import_file(self, open_file: Callable[[], BinaryIO], *, kv: Kv = "same_model") -> Imported:
-        """Become the agent in a file, which `open_file` opens twice; durable when this returns.
+        """Become the agent in a file, which `open_file` opens two or three times; durable when this returns.
 
         Its KV comes along if the same model computed it in the same form, else its texts alone, as the result says:
         with `kv` "off" always. BadRequest with the reason, and nothing has changed, if the file is damaged, if its

@@ -1,9 +1,10 @@
 """Agents as files: one agent of a running engine written to a file, and one made from a file.
 
-An import reads its file twice. First all of it, down to its digest: until then nothing is looked at, and what is
-damaged is refused as that. Then its texts, each of which is refused unless its ids stand for the same bytes here, and
-its blocks, which go to the store under names of this namespace. The agent exists once the store has noted its branches,
-all of them in one transaction; until then there are blocks without an owner, as after a turn that was cancelled.
+An import reads its file twice, and once more if a purge meanwhile took out its blocks. First all of it, down to its
+digest: until then nothing is looked at, and what is damaged is refused as that. Then its texts, each of which is
+refused unless its ids stand for the same bytes here, and its blocks, which go to the store under names of this
+namespace. The agent exists once the store has noted its branches, all of them in one transaction; until then there are
+blocks without an owner, as after a turn that was cancelled.
 
 Owns which KV an engine takes from a file: what the same model has computed, in the same form. Called from any thread
 except the engine's own.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class AgentFiles:
                     yield FileBlock(at, number, block.payloads)
 
     def take_in(self, open_file: Callable[[], BinaryIO], *, kv: Kv = "same_model") -> Imported:
-        """Make the agent from a file, which is opened twice; durable when this returns.
+        """Make the agent from a file, which is opened two or three times; durable when this returns.
 
         BadRequest with the reason if the file is damaged or cannot be used here, or if the agent has a memory already:
         nothing has changed then. `kv` "off": its texts alone, so that all KV is computed here.
@@ -92,6 +93,18 @@ class AgentFiles:
         self._admin.check_new()
         with open_file() as source:
             num_bytes = self._verify(AgentFileReader(source))
+        come = self._staged(store, adoption, open_file, num_bytes, kv)
+        try:
+            self._admin.take_in(come.branches, come.records)
+        except StoreError:  # a purge, of anybody, takes out blocks that no branch has yet
+            come = self._staged(store, adoption, open_file, num_bytes, kv)
+            self._admin.take_in(come.branches, come.records)
+        return come.imported
+
+    def _staged(
+        self, store: WarmStore, adoption: Adoption, open_file: Callable[[], BinaryIO], num_bytes: int, kv: Kv
+    ) -> _Come:
+        """Read a verified file; its blocks are on disk when this returns."""
         with open_file() as source:
             reader = AgentFileReader(source)
             without_kv = "it was left out, as asked" if kv == "off" else self._other_kv(reader.head)
@@ -105,10 +118,10 @@ class AgentFiles:
             num_staged = adoption.blocks(blocks, timeout_s=WAIT_S + num_bytes / SLOWEST)
             if num_staged < chains.num_named:
                 raise StoreError("the agent is not imported: the store's disk takes its blocks too slowly; try again")
-        self._admin.take_in(branches, chains.records())
         longest = max(branches, key=lambda branch: branch.num_tokens)
         kv_tokens = 0 if without_kv is not None else chains.num_tokens(longest.number)
-        return Imported(self._agent, longest.num_tokens, kv_tokens, without_kv)
+        imported = Imported(self._agent, longest.num_tokens, kv_tokens, without_kv)
+        return _Come(branches, chains.records(), imported)
 
     def _verify(self, reader: AgentFileReader) -> int:
         """Read a file to its end; return the bytes of its blocks. BadRequest if it is damaged, or too long for here."""
@@ -164,6 +177,14 @@ class AgentFiles:
         parts = self._parts.spec.layout.parts
         empty = {part.index: np.zeros(part.payload_bytes, dtype=np.uint8) for part in parts}
         return (FileBlock(branch, number, empty) for branch, number in chains.missing())
+
+
+class _Come(NamedTuple):
+    """What came with a file: branches, and as far as their blocks are on disk their records."""
+
+    branches: list[KnownBranch]
+    records: list[SequenceRecord]
+    imported: Imported
 
 
 class _Chains:
