@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,33 @@ def test_tokens_of_a_day_run_out_for_their_namespace_alone_and_over_restarts(ser
     with serving(served.engine, settings) as anew:
         assert anew.chat("Say it.", key="key-a").status == 200
     assert file.with_name(f"{USAGE_FILE}.damaged").exists()
+
+
+def used(served: Served) -> list[int]:
+    """What a namespace has used today: computed, generated."""
+    figures = served.send("GET", "/metrics", key="root").body.decode()
+    kinds = ("computed", "generated")
+    found = (re.search(rf'used_today{{kind="{kind}",namespace="a"}} (\d+)', figures) for kind in kinds)
+    return [int(each[1]) if each else 0 for each in found]
+
+
+def test_listeners_and_turns_that_are_left_count_too(tmp_path: Path) -> None:
+    settings = replace(TENANTS, computed_tokens_per_day=10**6, admin_key="root")
+    flags = {"store": tmp_path, "threads": 1, "hot_bytes": "64MiB"}
+    plan = {"agents": [{"name": "Ada"}, {"name": "Bo"}], "setting": LONG[:2000], "sampling": {"ignore_eos": True}}
+    with proved(Engine(Settings.load(flags))) as engine, serving(engine, settings) as running:
+        talk = Session(running, running.send("POST", SESSIONS, plan, key="key-a").json["id"], "key-a")
+        (turn,) = talk.post("/turn", {"speaker": "Ada"})["turns"]
+        running.until_idle()
+        heard = sum(each["taken_in_tokens"] for each in talk.get("")["agents"])
+        computed, generated = used(running)
+        assert computed == turn["rekindle"]["computed_tokens"] + heard > heard > 100
+        with talk.stream("POST", "/turn/stream", {"speaker": "Bo"}) as events:
+            for kind, _ in events:
+                if kind == "token":
+                    break
+        running.until_idle()
+        assert used(running)[1] > generated, "what was said until then"
 
 
 def test_a_day_ends_at_midnight(tmp_path: Path) -> None:

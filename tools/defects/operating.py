@@ -18,6 +18,20 @@ OPERATING: tuple[Mutant, ...] = (
     one("a next process that failed ends this one", HANDOVER, "if has_loaded:", "if True:", ROLLING),
     one("the next process opens the store at once", "engine/factory.py", "    before_store()\n", "", ROLLING),
     one(
+        "a cancelled request that costs all of its prompt",
+        "engine/core/sampling.py",
+        "done = sequence.num_prompt if is_computed else min(sequence.num_computed, sequence.num_prompt)",
+        "done = sequence.num_prompt",
+        "tests/engine/test_spending.py::test_a_cancelled_one_costs_what_was_done_until_then",
+    ),
+    one(
+        "tokens of a day that count nothing",
+        "server/app.py",
+        "    engine.meter = quotas.spend\n",
+        "",
+        f"{OF_QUOTAS}::test_listeners_and_turns_that_are_left_count_too",
+    ),
+    one(
         "the next process in a slot of its own",
         "cli/serving.py",
         "if handover.slot is not None:",

@@ -68,7 +68,8 @@ class Engine:
     Settings come as one value, or as keyword arguments, each named as in files: ConfigError for an unknown or invalid
     one; once started, `settings` name the device and the slot that `auto` chose. `clock` gives chat templates the date.
     `before_store` is called before the store is opened, where possible once the model is loaded, and may wait until
-    another process has closed it.
+    another process has closed it. `meter`, if it is set, is called on the engine's thread with the namespace of each
+    request that ends, how many tokens of its prompt were computed, and how many were generated.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Engine:
         self._clock = clock
         self._before_store = before_store
         self._parts: Components | None = None
+        self.meter: Callable[[str, int, int], None] | None = None
 
     @classmethod
     def from_pretrained(cls, model: str | Path | None = None, **settings: Unpack[SettingsWithoutModel]) -> Engine:
@@ -220,6 +222,9 @@ class Engine:
         if not 1 <= n <= most:
             raise BadRequest(f"n must be from 1 to {most}, as many replies as an agent keeps", param="n")
         generations = [Generation() for _ in range(n)]
+        if self.meter is not None:
+            for generation in generations:
+                generation.on_spent(partial(self.meter, request.namespace))
         if request.agent is not None and request.task == "generate":
             keep = partial(self.components.reports.add, request.namespace, request.agent)
             for generation in generations:

@@ -46,6 +46,7 @@ class Generation:
         self._cancel_asked = False
         self._on_begin: Callable[[], None] | None = None
         self._on_report: Callable[[Report], None] | None = None
+        self._on_spent: Callable[[int, int], None] | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -72,6 +73,16 @@ class Generation:
     def on_report(self, kept: Callable[[Report], None]) -> None:
         """Set a callback that gets the report of the whole reply, before its last delta can be read."""
         self._on_report = kept
+
+    def on_spent(self, count: Callable[[int, int], None]) -> None:
+        """Set a callback that gets how many tokens of the prompt were computed and how many generated, once the work
+        ends, however it ends."""
+        self._on_spent = count
+
+    def spend(self, computed: int, generated: int) -> None:
+        """Say what the reply has cost. Called by the engine, before the last item."""
+        if self._on_spent is not None:
+            self._on_spent(computed, generated)
 
     def begin(self) -> None:
         """Mark the reply as begun. Called by the engine; only the first call counts."""

@@ -45,7 +45,7 @@ from rekindle.server.observers.metrics import Counted, Metrics
 from rekindle.server.observers.observer import Observer, ObserverGroup
 from rekindle.server.observers.receipts import Receipts, identity_of
 from rekindle.server.observers.today import Today
-from rekindle.server.observers.usage import UsageCollector, usage
+from rekindle.server.observers.usage import UsageCollector
 from rekindle.server.ollama.routes import catalogue_router, generating_routes, unmanaged_router
 from rekindle.server.openai.routes import ChatRoute, CompletionRoute
 from rekindle.server.page.page import page_router
@@ -191,7 +191,7 @@ def create_app(
     log, keys = RequestLog(), Keys(settings)
     quotas = _open_quotas(engine, keys, clock)
     traces = _open_traces(settings, served.name)
-    observers: list[Observer] = [metrics, history, today, usage(quotas), *([traces] if traces else [])]
+    observers: list[Observer] = [metrics, history, today, *([traces] if traces else [])]
     responses = _open_responses(engine, settings)
     endings = Endings(engine)
     app = App(
@@ -276,6 +276,7 @@ def _open_quotas(engine: Engine, keys: Keys, clock: Callable[[], float]) -> Quot
     path = store.own_directory() / USAGE_FILE if store.enabled else None
     quotas = Quotas(keys.tokens_per_day, path, clock=clock)
     quotas.start()
+    engine.meter = quotas.spend
     return quotas
 
 

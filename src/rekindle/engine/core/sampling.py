@@ -199,6 +199,7 @@ class Replies:
     def _end(self, request: Request, *, keep: bool, is_whole: bool = False) -> None:
         """Detach a request and remember it; `is_whole`: the reply is whole, so its caller will send it back."""
         sequence = request.sequence
+        _spend(request, is_whole)
         is_turn = sequence.reuse != "off" and sequence.is_turn and sequence.task != "load"
         ended = self._end_sequence(request, is_turn and keep)
         ids, hashes, head = ended.ids, ended.hashes, ended.head
@@ -248,6 +249,15 @@ class Replies:
 
     def _report(self, request: Request) -> Report:
         return report_of(request, now=self._clock(), min_reuse_tokens=self.min_reuse_tokens)
+
+
+def _spend(request: Request, is_whole: bool) -> None:
+    """Say what a request that ends has cost: of its prompt what was computed, all of it if a token came after it."""
+    sequence = request.sequence
+    if sequence.task != "load":
+        is_computed = is_whole or sequence.num_generated > 0
+        done = sequence.num_prompt if is_computed else min(sequence.num_computed, sequence.num_prompt)
+        request.reply.generation.spend(max(0, done - sequence.reused_tokens), sequence.num_generated)
 
 
 def _draw(row: int, request: Request, num_unknown: int) -> Draw:

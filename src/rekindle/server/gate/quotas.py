@@ -92,8 +92,8 @@ class Quotas:
         if self._path is not None:
             self._write()
 
-    def spend(self, namespace: str, *, computed: int, generated: int) -> None:
-        """Count the tokens of a reply that has ended."""
+    def spend(self, namespace: str, computed: int, generated: int) -> None:
+        """Count the tokens of a request that has ended."""
         with self._lock:
             used = self._today().setdefault(namespace, [0, 0])
             used[0] += computed

@@ -7,7 +7,7 @@ fail a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rekindle.engine.types import Delta, FinishReason, Report
@@ -49,28 +49,6 @@ class Observer(Protocol):
 
     def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RequestWatch:
         """Follow a new request; `body`: its JSON, empty if unreadable; `num_bytes`: the size of the raw body."""
-
-
-class EachReply:
-    """An observer that calls `ended` with the caller and the report of each choice, also of one that was cancelled."""
-
-    def __init__(self, ended: Callable[[Caller, Report], None]) -> None:
-        self._ended = ended
-
-    def began(self, caller: Caller, endpoint: str, body: Mapping[str, Any], *, num_bytes: int = 0) -> RequestWatch:
-        """Follow one request."""
-        return _ReplyWatch(caller, self._ended)
-
-
-class _ReplyWatch(RequestWatch):
-    def __init__(self, caller: Caller, ended: Callable[[Caller, Report], None]) -> None:
-        self._caller = caller
-        self._ended = ended
-
-    def finished(
-        self, number: int, report: Report, reason: FinishReason, *, reply: Message, id: ReplyId | None = None
-    ) -> None:
-        self._ended(self._caller, report)
 
 
 class ObserverGroup:

@@ -1,4 +1,4 @@
-"""What replies cost their namespaces: counted for the quotas of a day, as each reply ends."""
+"""Figures of what namespaces used today, of the quotas of a day."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.engine.types import Report
-from rekindle.server.gate.caller import Caller
 from rekindle.server.gate.quotas import Quotas, figures
-from rekindle.server.observers.observer import EachReply
-
-
-def usage(quotas: Quotas) -> EachReply:
-    """An observer that counts the tokens of replies."""
-
-    def count(caller: Caller, report: Report) -> None:
-        quotas.spend(caller.namespace, computed=report.computed_tokens, generated=report.completion_tokens)
-
-    return EachReply(count)
 
 
 class UsageCollector(Collector):
