@@ -147,10 +147,24 @@ AGENT_FILES: tuple[Mutant, ...] = (
         f"{OF_ROUTES}::test_a_tenant_has_one_upload_of_its_part_of_the_disk",
     ),
     one(
+        "an import that a purge meanwhile ends",
+        ENGINE,
+        "except StoreError:  # a purge",
+        "except NotImplementedError:  # a purge",
+        f"{OF_ENGINE}::test_a_purge_meanwhile_of_somebody_else_costs_one_more_reading",
+    ),
+    one(
+        "a session's file with holes that is read",
+        SESSION_FILE,
+        "member.isreg() and not member.issparse()",
+        "member.isreg()",
+        f"{OF_SESSIONS}::test_a_file_that_is_mostly_holes_is_refused_unread",
+    ),
+    one(
         "a session's file without the digests of its parts",
         SESSION_FILE,
-        'if member.read() != "".join(sums).encode():',
-        "if not member.read():",
+        "if member.read(len(right) + 1) != right:",
+        "if not member.read(len(right) + 1):",
         f"{OF_SESSIONS}::test_files_that_are_refused_change_nothing",
     ),
     one(
@@ -170,7 +184,7 @@ AGENT_FILES: tuple[Mutant, ...] = (
     one(
         "a session from elsewhere whose events are not tried before they are written",
         "rekindle_sessions/service/registry.py",
-        "                await asyncio.to_thread(contained(_check_past), past)\n",
+        "            await asyncio.to_thread(contained(_check_past), past)\n",
         "",
         f"{OF_SESSIONS}::test_documents_that_do_not_fit_are_refused",
     ),

@@ -26,9 +26,16 @@ WHEELS: tuple[Mutant, ...] = (
     one(
         "a rewind to before a participant came in",
         CONTEXTS,
-        'if entry.kind == "said" and at >= first]',
-        'if entry.kind == "said"]',
+        "while left > 0 and at > first:",
+        "while left > 0 and at > 0:",
         f"{TURNS}::test_nobody_is_rewound_to_before_it_came_in",
+    ),
+    one(
+        "a merge that leaves out what a rewind took back",
+        CONTEXTS,
+        "min([count, *(places[key] for key in gone if key in places)])",
+        "count",
+        f"{TURNS}::test_a_long_past_is_not_searched_at_each_merge_and_rewind",
     ),
     one(
         "a broadcast in which each hears those before",
