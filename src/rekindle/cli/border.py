@@ -32,7 +32,7 @@ from rekindle.errors import (
 FAILED, REFUSED, TAKEN, AWAY, INTERRUPTED, UNREAD = 1, 2, 3, 4, 130, 141
 DEBUG = "REKINDLE_DEBUG"
 _COMMAND_LINE = ("typer", "click")  # their exceptions are usage errors and exits, which they show themselves
-_EXTRAS = {"matplotlib": "bench", "opentelemetry": "otel"}
+_EXTRAS = {"matplotlib": "lab", "opentelemetry": "otel"}
 
 
 # Ctrl-C that counts, whatever the interrupted code makes of it.

@@ -51,7 +51,7 @@ class ServerSettings:
         detail="What is left out is named in the answer's `rekindle` object, in the log and by `rekindle why`.",
     )
     requests_per_minute: int | None = setting(
-        None, "requests of each key; more are refused with 429", unset="no limit", bounds=at_least(1)
+        None, "requests of each namespace in a minute; more are refused with 429", unset="no limit", bounds=at_least(1)
     )
     computed_tokens_per_day: int | None = setting(
         None,
