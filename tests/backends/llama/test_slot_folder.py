@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,19 @@ def test_folders_of_the_dead_are_removed_and_of_the_living_stay(tmp_path: Path) 
     for each in (living, other):
         each.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_pipes_and_links_of_our_prefix_are_passed_over(tmp_path: Path) -> None:
+    """Any user may make one in a place that all share; opening a pipe would wait for somebody who writes to it."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    os.mkfifo(tmp_path / f"{PREFIX}pipe")
+    (tmp_path / f"{PREFIX}link").symlink_to(kept, target_is_directory=True)
+    starting = threading.Thread(target=lambda: RamDisk([tmp_path], least_free=0).close(), daemon=True)
+    starting.start()
+    starting.join(timeout=60)
+    assert not starting.is_alive()
+    assert {each.name for each in tmp_path.iterdir()} == {"kept", f"{PREFIX}pipe", f"{PREFIX}link"}
 
 
 def test_a_place_without_room_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from rekindle.errors import BackendFailed, ConfigError
 logger = logging.getLogger(__name__)
 PLACES = (Path("/dev/shm"), Path(tempfile.gettempdir()))  # a RAM disk where there is one, as on Linux
 PREFIX = "rekindle-slots-"
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opens nothing else, and at once
 LEAST_FREE = 1 << 30  # bytes, of a place that is worth having: containers often have 64 MB of shared memory
 
 
@@ -101,10 +102,13 @@ class RamDisk(SlotFolder):
 
 
 def _remove_left(place: Path) -> None:
-    """Remove the folders of our own user whose processes have ended."""
+    """Remove the folders of our own user whose processes have ended.
+
+    Any user may write there: what has our prefix and is a link, or a pipe that nobody writes to, is passed over.
+    """
     for folder in place.glob(f"{PREFIX}*") if place.is_dir() else ():
-        with contextlib.suppress(OSError):  # another user's, or locked
-            lock = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # another user's, locked, or no folder
+            lock = os.open(folder, FOLDER)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
