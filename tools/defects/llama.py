@@ -14,12 +14,13 @@ SENT = f"{OF_FRONT}::test_what_it_is_sent_is_neutral"
 LEFT_OUT = f"{OF_WIRE}::test_tokens_and_those_that_are_left_out"
 ONLY = f"{OF_GAPS}::test_it_is_the_only_answer_where_it_says_so"
 
-MEMORY, KEEPING, POINTS, SLOTS, STATES, PROBE, PARTINGS = (
+MEMORY, KEEPING, WAITING, POINTS, SLOTS, STATES, PROBE, PARTINGS = (
     f"rekindle_backends/llama/{name}.py"
-    for name in ("memory", "keeping", "points", "slots", "states", "probe", "partings")
+    for name in ("memory", "keeping", "waiting", "points", "slots", "states", "probe", "partings")
 )
 JOINED = "rekindle_backends/llama/joined.py"
 OF_JOINED = "tests/backends/llama/test_joined.py"
+OF_WAITING = "tests/backends/llama/test_waiting.py"
 OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
 KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
@@ -144,14 +145,35 @@ LLAMA: tuple[Mutant, ...] = (
     one("a state that is never read", KEEPING, "if at <= now:", "if False:", KILLED),
     one(
         "a record before the blocks of its turn",
-        KEEPING,
-        "                return command.head in slot.unkept.heads\n",
-        "                return False\n",
+        WAITING,
+        "            return command.head in slot.unkept.heads\n",
+        "            return False\n",
         KILLED,
     ),
     one(
+        "a turn that is dropped with another agent's that shares its prompt",
+        WAITING,
+        "            self.save_all(unkept.commands)\n",
+        "            unkept.commands.clear()\n",
+        OF_WAITING,
+    ),
+    one(
+        "what waits in a slot forgotten with it",
+        MEMORY,
+        "self.keeping.waiting.give_up(slot)",
+        "pass",
+        f"{OF_WAITING}::test_nothing_that_waits_is_lost_when_a_slot_is_emptied",
+    ),
+    one(
+        "a front that waits for a writer to another user's pipe",
+        "rekindle_backends/llama/slot_folder.py",
+        "os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "os.O_NOFOLLOW",
+        "tests/backends/llama/test_slot_folder.py::test_pipes_and_links_of_our_prefix_are_passed_over",
+    ),
+    one(
         "a state read for an agent that was purged",
-        KEEPING,
+        WAITING,
         "if branch is None and slot.owner == (command.namespace, command.agent):",
         "if False:",
         f"{OF_MEMORY}::test_a_purge_empties_slots_and_disk",

@@ -5,8 +5,8 @@
 
 A slot whose state at the end of a prompt is wanted, too (see `partings`), goes back to there once it is read.
 
-Owns what waits for a state to be read, and the blocks that are filled from one. What a slot's file does not have is not
-kept. Called on the engine's thread.
+Owns when a state is read, and the blocks that are filled from one. What a slot's file does not have is not kept. Called
+on the engine's thread.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from rekindle.engine.blocks.prefix_cache import PrefixCache
 from rekindle.engine.sequence import Sequence
 from rekindle.errors import RekindleError
 from rekindle.parts import WindowPart
-from rekindle.store.commands import Delete, Move, Purge, StoreCommand
-from rekindle.store.values import SequenceRecord
 from rekindle_backends.client import Backend
 from rekindle_backends.llama.points import Points
 from rekindle_backends.llama.slot_file import SlotFile
-from rekindle_backends.llama.slots import Slot, Slots, Unkept, heads_of, num_common
+from rekindle_backends.llama.slots import Slot, Slots, Unkept, num_common
 from rekindle_backends.llama.states import States
 from rekindle_backends.llama.transfer import has_state
+from rekindle_backends.llama.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 REST_S = 0.05  # shortest rest of a slot before it is read
@@ -65,6 +64,7 @@ class Keeping:
         clock: Callable[[], float],
     ) -> None:
         self.held: set[BlockTable] = set()  # of states that are being read
+        self.waiting = Waiting(slots, cache.saving)
         self.num_filling = 0  # states whose rows are being copied into blocks
         ending = cache.arena.layout.ending
         self.keeps_tails = bool(ending)  # parts that end go on where they end alone, so tails go to disk with them
@@ -162,11 +162,11 @@ class Keeping:
         first = sequence.table.num_tokens
         if num_tokens == first and not (first and self._has_windows):
             self._cache.end(sequence, is_remembered=True)  # some may have left the disk since
-            self._kept(slot, unkept, first)
+            self._kept(slot)
             return
         if not self._carry(sequence, unkept.resume_points, back):
             sequence.table.release()
-            self._kept(slot, unkept, first)
+            self._kept(slot)
             return
         self.held.add(sequence.table)
         self.num_filling += 1
@@ -309,36 +309,26 @@ class Keeping:
             # The tail stays in memory: on disk it would be written again with every turn.
             sequence.saves, sequence.hot_tokens = "seen", sequence.num_prompt
         self._cache.end(sequence, is_remembered=True)
-        self._kept(slot, unkept, sequence.num_prompt)
+        self._kept(slot)
 
-    def _kept(self, slot: Slot, unkept: Unkept, num_tokens: int) -> None:
-        """Queue what waited for a state of which so much was kept, but for records of more."""
-        hashes, last = heads_of(unkept.root, unkept.ids[:num_tokens], self._cache.pool.block_tokens)
-        slot.unkept = None
+    def _kept(self, slot: Slot) -> None:
+        """Queue what waited for a state, of which all was kept that could be; the store has no blocks of the rest."""
+        self.waiting.give_up(slot)
         self.free(slot)
-        for command in unkept.commands:
-            if not isinstance(command, SequenceRecord) or command.head in (*hashes, last):
-                self.save(command)  # which may wait for another slot, too
 
     def _kept_nothing(self, slot: Slot, unkept: Unkept, error: BaseException) -> None:
         """Give up a state that cannot be read: its turn is in its slot alone, until that is taken."""
         logger.warning("the state of slot %d could not be read, so it is not kept: %s", slot.number, error)
         if slot.unkept is unkept:
-            self._give_up(slot, unkept)
+            self.waiting.give_up(slot)
         self.free(slot)
 
     def lose(self, slot: Slot, why: str) -> None:
-        """Drop an unkept turn; what waits for it goes to the store, which says what is missing, but for its records."""
+        """Drop an unkept turn: the store says what is missing of what waits for it, unless another slot has it."""
         if slot.unkept is not None:
             num_tokens = len(slot.unkept.ids)
             logger.warning("KV of %d tokens is lost (%s): it is computed again when it is needed", num_tokens, why)
-            self._give_up(slot, slot.unkept)
-
-    def _give_up(self, slot: Slot, unkept: Unkept) -> None:
-        slot.unkept = None
-        for command in unkept.commands:
-            if not isinstance(command, SequenceRecord):
-                self._cache.saving.add(command)
+            self.waiting.give_up(slot)
 
     def free(self, slot: Slot) -> None:
         """Let a slot that was read, or emptied, be taken."""
@@ -351,45 +341,6 @@ class Keeping:
         for block in filter(self._cache.pool.is_private, table.blocks):
             self._cache.arena.wipe(block)
         table.release()
-
-    def save(self, command: StoreCommand) -> None:
-        """Queue a command for the store; one that depends on a state that is not read waits for that."""
-        if isinstance(command, Delete | Purge):
-            self._drop_commands(command)
-        else:
-            for slot in self._slots:
-                if slot.unkept is not None and self._waits(command, slot):
-                    slot.unkept.commands.append(command)
-                    slot.unkept.urgent |= not isinstance(command, SequenceRecord)
-                    return
-        self._cache.saving.add(command)
-
-    @staticmethod
-    def _waits(command: StoreCommand, slot: Slot) -> bool:
-        assert slot.unkept is not None, "there is nothing to wait for"
-        match command:
-            case SequenceRecord():
-                return command.head in slot.unkept.heads
-            case Move():
-                return any(record.head in slot.unkept.heads for record in command.records)
-            case _:
-                return bool(slot.unkept.commands_of(command.namespace, command.agent))
-
-    def _drop_commands(self, command: Delete | Purge) -> None:
-        """Drop the records of what is deleted, and what is not read of a whole agent."""
-        branch = command.branch if isinstance(command, Delete) else None
-        for slot in self._slots:
-            unkept = slot.unkept
-            if unkept is None:
-                continue
-            for each in unkept.commands_of(command.namespace, command.agent):
-                if isinstance(each, SequenceRecord) and branch not in (None, each.branch):
-                    continue
-                unkept.commands.remove(each)
-                if not isinstance(each, SequenceRecord):
-                    self._cache.saving.add(each)  # which finds its agent gone
-            if branch is None and slot.owner == (command.namespace, command.agent):
-                self._give_up(slot, unkept)
 
     def hand_over(self) -> int:
         """Have all states read; return how many are not, and what the store has not accepted yet."""

@@ -312,7 +312,7 @@ class SlotMemory:
 
     def save(self, command: StoreCommand) -> None:
         """Queue a command for the store, after the states that it depends on."""
-        self.keeping.save(command)
+        self.keeping.waiting.save(command)
 
     def hand_over(self) -> int:
         """Have all states read; return how many are not, and what the store has not accepted yet."""
@@ -323,7 +323,8 @@ class SlotMemory:
         self._partings.forget((namespace, agent))
         for slot in self.slots:
             if slot.owner == (namespace, agent):
-                slot.forget()  # what is read of it is dropped
+                self.keeping.waiting.give_up(slot)  # what is read of it is dropped
+                slot.forget()
                 if not slot.is_busy:
                     slot.is_busy = slot.is_read = True
                     self._backend.run(self._erase(slot))

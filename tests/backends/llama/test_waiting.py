@@ -1,0 +1,104 @@
+"""What waits for a state that is lost, or that goes with another agent, goes on to another slot or to the store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rekindle import Engine
+from rekindle.cache.blocks.hashing import chain_hashes
+from rekindle.engine.core.interface import Core
+from rekindle.errors import BackendFailed
+from rekindle.store.commands import Pin
+from rekindle.store.values import SequenceRecord
+from rekindle_backends.llama import keeping, states
+from rekindle_backends.llama.slot_file import SlotFile
+from tests.backends.llama.test_slot_memory import Talk, front
+
+WAIT_S = 60.0
+pytestmark = pytest.mark.usefixtures("program")
+
+
+@pytest.fixture(autouse=True)
+def _rests_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "REST_S", WAIT_S)
+
+
+def generate(engine: Engine, agent: str, prompt: list[int], most: int) -> None:
+    engine.agent(agent).generate(np.array(prompt, np.uint32), max_tokens=most, temperature=0)
+
+
+def requests(log: Path) -> list[str]:
+    """What the imitation was asked so far, with the questions of the start."""
+    return log.read_text().splitlines()
+
+
+def in_two_slots(engine: Engine, talk: Talk, log: Path) -> None:
+    """Turns of a and b that share four blocks, at once, so that each has a slot: a the first one, and it ends first."""
+    shared, before = talk.more(256), requests(log)
+    first = threading.Thread(target=generate, args=(engine, "a", [*shared, *talk.more(30)], 4))
+    first.start()
+    end = time.monotonic() + WAIT_S
+    while requests(log) == before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    generate(engine, "b", [*shared, *talk.more(30)], 24)
+    first.join()
+    assert [line.split()[0] for line in requests(log)[-2:]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("end", ["purge", "delete", "failed read"])
+def test_a_turn_outlasts_that_of_another_agent_which_shares_its_prompt(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    save = states.States.save
+
+    async def failing(self: states.States, slot: int, num_tokens: int) -> SlotFile:
+        if slot == 0:
+            raise BackendFailed("the disk of this slot is full")
+        return await save(self, slot, num_tokens)
+
+    monkeypatch.setenv("IMITATION_TOKEN_S", "0.05")
+    monkeypatch.setenv("IMITATION_ENDS", "0")
+    with front(gguf, tmp_path / "store") as engine:
+        in_two_slots(engine, Talk(gguf, tmp_path / "log"), tmp_path / "log")
+        if end == "failed read":
+            monkeypatch.setattr(states.States, "save", failing)
+        else:
+            {"purge": engine.agent("a").purge, "delete": engine.agent("a").delete}[end]()
+        assert engine.flush()
+        engine.check()
+    with front(gguf, tmp_path / "store") as engine:
+        assert engine.agent("b").info().warm_tokens == 256
+
+
+def in_one_step(engine: Engine, work: Callable[[Core], object]) -> None:
+    """Do something between two steps of the engine."""
+    engine.components.loop.call(work).result(WAIT_S)
+
+
+def test_nothing_that_waits_is_lost_when_a_slot_is_emptied(gguf: Path, tmp_path: Path) -> None:
+    """As after a turn that ends while its agent is offloaded."""
+    talk, pin = Talk(gguf, tmp_path / "log"), Pin("default", "a", 0.0)
+
+    def emptied(core: Core) -> None:
+        root = core.cache.root("default")
+        head = tuple(chain_hashes(root, np.array(talk.ids["a"], np.uint32), 64))[3]
+        core.save(SequenceRecord("default", "b", 1, root, head, 256, 256, time.time()))
+        core.save(pin)
+        core.forget("default", "a")
+
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 300)
+        assert engine.flush()
+        talk.turn(engine, "a")
+        in_one_step(engine, emptied)
+        assert pin.done.result(WAIT_S)
+        assert engine.flush()
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        assert engine.agent("b").info().warm_tokens == 256
