@@ -22,6 +22,7 @@ JOINED = "rekindle_backends/llama/joined.py"
 OF_JOINED = "tests/backends/llama/test_joined.py"
 OF_WAITING = "tests/backends/llama/test_waiting.py"
 OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
+GIVEN_UP = f"{OF_MEMORY}::test_a_server_that_uses_nothing_of_what_it_restores_is_given_up_until_it_is_started_again"
 AGENTS = f"{OF_MEMORY}::test_more_agents_than_slots_compute_what_is_new"
 KILLED = f"{OF_MEMORY}::test_memories_outlast_both_processes"
 AT_ENDS = f"{OF_MEMORY}::test_states_are_kept_at_ends_of_turns"
@@ -163,6 +164,20 @@ LLAMA: tuple[Mutant, ...] = (
         "self.keeping.waiting.give_up(slot)",
         "pass",
         f"{OF_WAITING}::test_nothing_that_waits_is_lost_when_a_slot_is_emptied",
+    ),
+    one(
+        "a restored state that counts as useless with each batch of its prompt",
+        MEMORY,
+        "if running.was_useless in (was_useless, False):",
+        "if running.was_useless is False:",
+        GIVEN_UP,
+    ),
+    one(
+        "a llama-server that is given up for good",
+        MEMORY,
+        "self.restores, self._num_useless = True, 0",
+        "self._num_useless = 0",
+        GIVEN_UP,
     ),
     one(
         "a front that waits for a writer to another user's pipe",

@@ -17,6 +17,7 @@ from its last token or a checkpoint alone, with a window from there as well wher
                         that want no reply are in one of their own, whose name ends in ".back"
     IMITATION_ENDS      how often a reply ends by itself
     IMITATION_STUCK     set if slots keep no checkpoints
+    IMITATION_USELESS   while there is a file of this name, what is restored is not there afterwards
 """
 
 from __future__ import annotations
@@ -266,8 +267,9 @@ class Server:
                 given = read(path.read_bytes(), number, self.options.np, self.model)
             except (AssertionError, ValueError, struct.error, IndexError):
                 os.abort()
-            self.put(slot, given)
-            return 200, {"id_slot": number, "n_restored": len(slot.tokens)}
+            is_useless = Path(os.environ.get("IMITATION_USELESS", os.devnull)).is_file()
+            self.put(slot, Slot() if is_useless else given)
+            return 200, {"id_slot": number, "n_restored": len(given.tokens)}
 
     @staticmethod
     def put(slot: Slot, given: Slot) -> None:
@@ -285,8 +287,9 @@ class Server:
                 name = log if body["n_predict"] else f"{log}.back"
                 with open(name, "a") as file:
                     file.write(f"{body.get('id_slot', 0)} {len(prompt) - cached} {cached}\n")
-            progress = {"total": len(prompt), "cache": cached, "processed": len(prompt), "time_ms": 1}
-            send({"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress})
+            for processed in (cached, len(prompt)):
+                progress = {"total": len(prompt), "cache": cached, "processed": processed, "time_ms": 1}
+                send({"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress})
             drawn, stopped, seed = 0, "limit", body["seed"] if body.get("temperature") else 0
             while drawn < max(1, body["n_predict"]):
                 time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))

@@ -346,6 +346,32 @@ def test_restoring_goes_on_once_there_is_room_again(
         assert talk.turn(engine, "b", 5) <= 5 + 64 + 20
 
 
+def test_a_server_that_uses_nothing_of_what_it_restores_is_given_up_until_it_is_started_again(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three times in a row, however often a request says how much of its prompt was reused."""
+    monkeypatch.setenv("IMITATION_USELESS", str(useless := tmp_path / "useless"))
+    talk, gives_up = Talk(gguf, tmp_path / "log"), "uses nothing of the states that it restores"
+    with front(gguf, tmp_path / "store", slots=1) as engine:
+        talk.turn(engine, "a", 300)
+        talk.turn(engine, "b", 300)
+        useless.touch()
+        assert min(talk.turn(engine, agent) for agent in "ab") > 300
+        useless.unlink()
+        assert talk.turn(engine, "a") <= 20 + 64
+        useless.touch()
+        assert min(talk.turn(engine, agent) for agent in "bab") > 300
+        assert gives_up in caplog.text
+        useless.unlink()
+        assert talk.turn(engine, "a") > 300
+        assert engine.flush()
+        server_of().send_signal(signal.SIGKILL)
+        time.sleep(0.2)
+        until_answers(engine)
+        assert max(talk.turn(engine, agent) for agent in "ab") <= 20 + 64
+        engine.check()
+
+
 def test_a_turn_is_kept_before_more_is_restored_over_it(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

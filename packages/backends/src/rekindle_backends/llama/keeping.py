@@ -65,6 +65,7 @@ class Keeping:
     ) -> None:
         self.held: set[BlockTable] = set()  # of states that are being read
         self.waiting = Waiting(slots, cache.saving)
+        self.num_stuck = 0  # slots in a row that could not go back, of this process of the server
         self.num_filling = 0  # states whose rows are being copied into blocks
         ending = cache.arena.layout.ending
         self.keeps_tails = bool(ending)  # parts that end go on where they end alone, so tails go to disk with them
@@ -77,7 +78,6 @@ class Keeping:
         self._post = post
         self._clock = clock
         self._seconds_per_token = 0.0  # of reading a state
-        self._num_stuck = 0
 
     def step(self, now: float) -> None:
         """Begin to read the slots that are due."""
@@ -110,7 +110,7 @@ class Keeping:
         assert slot.unkept is not None and not slot.is_busy, "there is nothing to keep, or it computes"
         slot.is_busy = slot.is_read = True
         goes_to = slot.unkept.back
-        if goes_to is not None and (self._num_stuck >= MOST_STUCK or not slot.can_go_back(goes_to)):
+        if goes_to is not None and (self.num_stuck >= MOST_STUCK or not slot.can_go_back(goes_to)):
             goes_to = None
         try:
             self._backend.run(self._read(slot, slot.unkept, goes_to, self._clock()))
@@ -133,8 +133,8 @@ class Keeping:
         if read.goes_to is None:
             return
         slot.go_back(0 if read.back is None else read.goes_to)
-        self._num_stuck = 0 if read.back is not None else self._num_stuck + 1
-        if self._num_stuck == MOST_STUCK:
+        self.num_stuck = 0 if read.back is not None else self.num_stuck + 1
+        if self.num_stuck == MOST_STUCK:
             logger.error("slots of this llama-server cannot go back in their text: none is asked to any more")
 
     def _guarded(self, slot: Slot, unkept: Unkept, work: Callable[[], None]) -> Callable[[], None]:

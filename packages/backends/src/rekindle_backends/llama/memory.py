@@ -36,7 +36,7 @@ from rekindle_backends.llama.transfer import resumable
 from rekindle_backends.memory import Place
 
 logger = logging.getLogger(__name__)
-MOST_USELESS = 3  # restored states of which nothing was reused, before none is restored any more
+MOST_USELESS = 3  # restored states in a row of which nothing was reused, before none is restored any more
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +44,14 @@ class _Running:
     """A request in its slot of the server's `generation`; `num_restored` tokens were put there for it.
 
     `unread` are the blocks they are read from, until that begins: it never does for a request that ends before.
+    `was_useless`: whether nothing of them was reused, once that is known.
     """
 
     slot: Slot
     generation: int
     num_restored: int = 0
     unread: BlockTable | None = None
+    was_useless: bool | None = None
 
 
 class SlotMemory:
@@ -71,7 +73,7 @@ class SlotMemory:
         clock: Callable[[], float],
     ) -> None:
         self._points = Points(cache)
-        self.restores = True  # False once this server was found to do nothing with what it restores
+        self.restores = True  # False once this process of the server was found to do nothing with what it restores
         self._backend = backend
         self._cache = cache
         self._states = states
@@ -217,13 +219,18 @@ class SlotMemory:
     def reused(self, request: Request, num_tokens: int) -> None:
         """Compare what the backend has reused with what was restored: some builds restore without effect."""
         running = self._running.get(request.id)
-        if running is None or not running.num_restored:
+        if running is None or not running.num_restored or running.generation != self._generation:
             return
-        self._num_useless = 0 if num_tokens else self._num_useless + 1
+        was_useless = not num_tokens
+        if running.was_useless in (was_useless, False):
+            return  # it says so again with each batch of the prompt, and at the end
+        running.was_useless = was_useless
+        self._num_useless = self._num_useless + 1 if was_useless else 0
         if self._num_useless == MOST_USELESS:
             self.restores = False
             logger.error(
-                "this llama-server uses nothing of the states that it restores: memories are not read any more"
+                "this llama-server uses nothing of the states that it restores: none is restored before it is started "
+                "again"
             )
 
     def end(self, request: Request, *, keep: bool, num_known: int, num_computed: int) -> Ended:
@@ -296,6 +303,8 @@ class SlotMemory:
             self._events.get_nowait()()
         if self._count() != self._generation:
             self._generation = self._count()
+            self.restores, self._num_useless = True, 0  # it may be another build
+            self.keeping.num_stuck = 0
             for slot in self.slots:
                 self.keeping.lose(slot, "llama-server was started again")
                 slot.forget()
