@@ -20,6 +20,7 @@ MEMORY, KEEPING, WAITING, POINTS, SLOTS, STATES, PROBE, PARTINGS = (
 )
 JOINED = "rekindle_backends/llama/joined.py"
 OF_JOINED = "tests/backends/llama/test_joined.py"
+OTHER_SLOTS = f"{OF_JOINED}::test_one_that_comes_back_with_other_slots_is_refused_and_health_says_so"
 OF_WAITING = "tests/backends/llama/test_waiting.py"
 OF_MEMORY = "tests/backends/llama/test_slot_memory.py"
 GIVEN_UP = f"{OF_MEMORY}::test_a_server_that_uses_nothing_of_what_it_restores_is_given_up_until_it_is_started_again"
@@ -423,8 +424,8 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "a llama-server that was started again with other flags",
         JOINED,
-        "if digest_of(file) == self.rows and",
-        "if self.rows and",
+        "and digest_of(file) == self.rows:",
+        "and self.rows:",
         f"{OF_JOINED}::test_one_that_comes_back_with_other_flags_gets_none",
     ),
     one(
@@ -433,6 +434,20 @@ LLAMA: tuple[Mutant, ...] = (
         "                self.num_starts += 1\n",
         "",
         f"{OF_JOINED}::test_one_that_is_started_again_gets_its_memories_back",
+    ),
+    one(
+        "a llama-server that was started again with other slots",
+        JOINED,
+        "        if num_slots != self._num_slots:\n            self._refuse_slots(",
+        "        if not num_slots:\n            self._refuse_slots(",
+        f"{OTHER_SLOTS}",
+    ),
+    one(
+        "a llama-server that was started again with one cache for all slots",
+        JOINED,
+        "if _is_unified(file.shape) != _is_unified(self._shape):",
+        "if False:",
+        OTHER_SLOTS,
     ),
     one(
         "two fronts with one folder of slot files",

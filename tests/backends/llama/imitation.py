@@ -160,8 +160,9 @@ class Slot:
         return max((at for at in self.checkpoints if window < at <= num), default=0)
 
 
-def written(slot: Slot, number: int, num_slots: int, model: Model) -> bytes:
+def written(slot: Slot, number: int, num_streams: int, model: Model) -> bytes:
     """The slot file, of version 4 unless the variable says so."""
+    stream = number if num_streams > 1 else 0
     window, memories = model.window, [] if model.state == "alone" else [(slot.full, 0)]
     count = len(slot.tokens)
     packed = np.array([-1, 1, count, *slot.tokens, 0], np.int32)
@@ -169,14 +170,14 @@ def written(slot: Slot, number: int, num_slots: int, model: Model) -> bytes:
     data = struct.pack("<III", 0x67677371, version, len(packed)) + packed.tobytes()
     for cells, first in (*memories, *([] if window is None else [(slot.windowed, max(0, count - window))])):
         positions = [at for at in range(first, count) if at in cells.rows]
-        data += struct.pack("<I", num_slots) + bytes(4 * number) + struct.pack("<I", len(positions))
+        data += struct.pack("<I", num_streams) + bytes(4 * stream) + struct.pack("<I", len(positions))
         data += np.array([[at, 1, number] for at in positions], np.int32).tobytes()
         data += struct.pack("<IIII", 0, LAYERS, 0, 0)
         stacked = np.stack([cells.rows[at] for at in positions])
         for kind in range(2):
             for layer in range(LAYERS):
                 data += struct.pack("<iQ", 1, WIDTH) + stacked[:, layer, kind].tobytes()
-        data += bytes(4 * (num_slots - number - 1))
+        data += bytes(4 * (num_streams - stream - 1))
     if model.state is not None:
         data += struct.pack("<IiIII", 1, count - 1, 0, 0, LAYERS)
         for index, size in enumerate(STATES):
@@ -185,9 +186,9 @@ def written(slot: Slot, number: int, num_slots: int, model: Model) -> bytes:
     return data
 
 
-def read(data: bytes, number: int, num_slots: int, model: Model) -> Slot:
+def read(data: bytes, number: int, num_streams: int, model: Model) -> Slot:
     """A slot from its file; whatever does not fit aborts the process, as the original does."""
-    slot, at = Slot(), 12
+    slot, at, stream = Slot(), 12, number if num_streams > 1 else 0
     magic, version, num = struct.unpack_from("<III", data, 0)
     assert (magic, version) == (0x67677371, 4)
     packed = np.frombuffer(data, np.int32, num, at)
@@ -196,8 +197,8 @@ def read(data: bytes, number: int, num_slots: int, model: Model) -> Slot:
     memories = [] if model.state == "alone" else [slot.full]
     for cells in (*memories, *([] if model.window is None else [slot.windowed])):
         streams = struct.unpack_from("<I", data, at)[0]
-        assert streams == num_slots and data[at + 4 : at + 4 + 4 * number] == bytes(4 * number)
-        at += 4 + 4 * number
+        assert streams == num_streams and data[at + 4 : at + 4 + 4 * stream] == bytes(4 * stream)
+        at += 4 + 4 * stream
         count = struct.unpack_from("<I", data, at)[0]
         found = np.frombuffer(data, np.int32, 3 * count, at + 4).reshape(count, 3)
         assert (found[:, 1] == 1).all() and (found[:, 2] == number).all()
@@ -209,7 +210,7 @@ def read(data: bytes, number: int, num_slots: int, model: Model) -> Slot:
                 stacked[:, layer, kind] = np.frombuffer(data, np.uint8, WIDTH * count, at + 12).reshape(count, WIDTH)
                 at += 12 + WIDTH * count
         cells.rows = {int(where): stacked[index] for index, where in enumerate(found[:, 0])}
-        at += 4 * (num_slots - number - 1)
+        at += 4 * (num_streams - stream - 1)
     if model.state is not None:
         assert struct.unpack_from("<IiIII", data, at) == (1, len(slot.tokens) - 1, 0, 0, LAYERS)
         at += 20
@@ -232,6 +233,7 @@ class Server:
     def __init__(self, options: argparse.Namespace, model: Model, encode: Callable[[str], list[int]]) -> None:
         self.options, self.model, self.encode = options, model, encode
         self.slots = [Slot() for _ in range(options.np)]
+        self.num_streams = 1 if options.kv_unified else options.np
         self.word = os.environ.get("IMITATION_WORD") or f"<__media_{secrets.token_hex(16)}__>"
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -260,11 +262,11 @@ class Server:
                 return 200, {"id_slot": number, "n_erased": 0}
             path = Path(self.options.slot_save_path) / body["filename"]
             if action == "save":
-                data = written(slot, number, self.options.np, self.model) if slot.tokens else b""
+                data = written(slot, number, self.num_streams, self.model) if slot.tokens else b""
                 path.write_bytes(data)
                 return 200, {"id_slot": number, "n_saved": len(slot.tokens), "n_written": len(data)}
             try:
-                given = read(path.read_bytes(), number, self.options.np, self.model)
+                given = read(path.read_bytes(), number, self.num_streams, self.model)
             except (AssertionError, ValueError, struct.error, IndexError):
                 os.abort()
             is_useless = Path(os.environ.get("IMITATION_USELESS", os.devnull)).is_file()
@@ -371,6 +373,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-np", type=int, default=1)
     parser.add_argument("-c", type=int, default=8192)
     parser.add_argument("--slot-save-path")
+    parser.add_argument("--kv-unified", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), handler(Server(options, *model_of())))
     server.daemon_threads = True

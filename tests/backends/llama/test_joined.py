@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rekindle import Engine
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.harness.own_server import free_url, place_of
 from rekindle_backends.llama import joined
 from tests.backends.llama import imitation
@@ -44,9 +44,9 @@ def url() -> str:
 
 
 @contextmanager
-def running(gguf: Path, url: str, folder: Path, **variables: str) -> Iterator[None]:
-    """The imitation at a URL, with two slots."""
-    flags = ["-m", str(gguf), *place_of(url), "-np", "2", "-c", "4096", "--slot-save-path", str(folder)]
+def running(gguf: Path, url: str, folder: Path, *more: str, **variables: str) -> Iterator[None]:
+    """The imitation at a URL, with two slots unless `more` flags say otherwise."""
+    flags = ["-m", str(gguf), *place_of(url), "-np", "2", "-c", "4096", "--slot-save-path", str(folder), *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     with subprocess.Popen([sys.executable, "-m", imitation.__name__, *flags], env=environment) as process:
         end = time.monotonic() + ANSWERS_WITHIN_S
@@ -131,6 +131,44 @@ def test_one_that_comes_back_with_other_flags_gets_none(
         for agent in "bc":  # in both slots: what is reused was computed with these flags
             report = engine.agent(agent).generate(prompt[:150], max_tokens=4).report
             assert report.hot_tokens + report.warm_tokens in (0, 149)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("-np", "3", "-c", "6144"), "it has 3 slots and had 2: restart this server"),
+        (("-np", "1", "-c", "2048"), "it has 1 slots and had 2: restart this server"),
+        (("--kv-unified",), "its slots have one cache now or had one before"),
+    ],
+)
+def test_one_that_comes_back_with_other_slots_is_refused_and_health_says_so(
+    gguf: Path,
+    url: str,
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    more: tuple[str, ...],
+    says: str,
+) -> None:
+    """It would abort on files for the slots that it had. Once it is as it was, all is well again."""
+    talk = Talk(gguf, tmp_path / "log")
+    with running(gguf, url, folder, IMITATION_LOG=str(tmp_path / "log")):
+        engine = front(gguf, url, folder, tmp_path / "store")
+        engine.start()
+        talk.turn(engine, "a", 200)
+        engine.flush()
+    with engine:
+        with running(gguf, url, folder, *more):
+            until_logged(caplog, says)
+            health = engine.health()
+            assert says in " ".join(health.problems) and not health.computes
+            with suppress(RekindleError):  # there may be no such slot any more
+                engine.agent("b").generate(np.array(talk.more(100), np.uint32), max_tokens=1)
+            assert says in " ".join(engine.health().problems)
+        with running(gguf, url, folder, IMITATION_LOG=str(tmp_path / "log")):
+            until_logged(caplog, "was started again: its slots are empty")
+            assert talk.turn(engine, "a", 20) <= 20 + 64
+            assert says not in " ".join(engine.health().problems)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ class _KeptSlots:
         if folder is None or llama is None:
             return cls()
         digests = DigestCache(settings.store.directory() / "digests.json" if settings.store.enabled else None)
-        joined = JoinedServer(backend, folder) if own is None else None
+        joined = JoinedServer(backend, folder, llama.num_slots) if own is None else None
         try:
             state = backend.run(probe(backend, folder) if joined is None else joined.join()).result()
             flags = shlex.split(settings.backend.flags or "")

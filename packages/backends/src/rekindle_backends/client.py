@@ -99,6 +99,7 @@ class Backend:
         self._loop = asyncio.new_event_loop()
         self._client: httpx.AsyncClient | None = None
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
+        self.unusable: str | None = None  # why requests are of no use, as long as somebody says so
         self._problem: str | None = None
         self._stopping = asyncio.Event()
         self._ready = threading.Event()
@@ -121,7 +122,7 @@ class Backend:
     def problem(self) -> str | None:
         """Return what is wrong with the backend and what to do; None if all is well. Never blocks."""
         refusal = self._own_refusal()
-        return self._problem if refusal is None else str(refusal)
+        return self._problem or self.unusable if refusal is None else str(refusal)
 
     @property
     def workers(self) -> tuple[Worker, ...]:

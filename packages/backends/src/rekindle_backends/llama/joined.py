@@ -1,10 +1,12 @@
 """A llama-server that was started elsewhere: whether its rows are those of the server that was probed.
 
-    probed ──another process answers──▶ unknown ──the same rows again──▶ probed
-                                           └──other rows──▶ refused, for as long as that process runs
+    probed ──another process answers──▶ unknown ──the same slots and rows again──▶ probed
+                                           └──others──▶ refused, for as long as that process runs
 
-Its flags cannot be seen, so what its rows depend on is known by those of a few tokens. Which process answers is known
-by a word in /props that each start draws anew; of a server without one no state is kept. Runs on the backend's thread.
+Its flags cannot be seen, so what its rows depend on is known by those of a few tokens. Files and requests are written
+for as many slots as it had at the join, each with memory of its own or not: those of another form would abort it.
+Which process answers is known by a word in /props that each start draws anew; of a server without one no state is
+kept. Runs on the backend's thread.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rekindle_backends.client import LOOK_EVERY_S, Backend
 from rekindle_backends.llama.layout import Unsupported
 from rekindle_backends.llama.probe import ProbedSlots, probe
 from rekindle_backends.llama.sections import Kind
+from rekindle_backends.llama.shapes import FileShape
 from rekindle_backends.llama.slot_file import SlotFile
 from rekindle_backends.llama.slot_folder import SlotFolder
 from rekindle_backends.llama.wire import PROPS
@@ -29,30 +32,36 @@ from rekindle_backends.wire import error_text
 logger = logging.getLogger(__name__)
 DRAWN = re.compile(r"<__media_\w{16,}__>")  # of llama.cpp's server-common.cpp; it may be set to a fixed word
 MOST_PROBES = 4  # another client's tokens in the same batch change bits
+MEANWHILE = "llama-server was started again meanwhile"
 KINDS: tuple[Kind, ...] = ("k", "v")
 
 
 class JoinedServer:
-    """Whether the server at `backend` has the rows of its probe; `num_starts` counts its processes."""
+    """Whether the server at `backend` has `num_slots` slots as they were probed; `num_starts` counts its processes."""
 
-    def __init__(self, backend: Backend, folder: SlotFolder) -> None:
+    def __init__(self, backend: Backend, folder: SlotFolder, num_slots: int) -> None:
         self.num_starts = 0
         self.rows = ""  # digest of the rows that were probed
         self._backend = backend
         self._folder = folder
-        self._process: str | None = None  # the word of the process that has these rows
+        self._num_slots = num_slots
+        self._shape: FileShape | None = None  # of its slot files
+        self._process: str | None = None  # the word of the process that has these slots and rows
         self._refused: str | None = None  # of one that has others
+        self._why = ""
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
         self._lock = asyncio.Lock()
 
     async def join(self) -> SlotFile:
         """Learn the rows of the server, and return its probe; BackendFailed or SlotFileError if nothing can be kept."""
-        process = await self._word()
+        process, num_slots = await self._props()
+        if num_slots != self._num_slots:
+            raise BackendFailed(MEANWHILE)
         file = await self._probed()
-        self.rows = digest_of(file)
+        self.rows, self._shape = digest_of(file), file.shape
         await self._put_back(file)
-        if await self._word() != process:
-            raise BackendFailed("it was started again meanwhile")
+        if (await self._props())[0] != process:
+            raise BackendFailed(MEANWHILE)
         self._process = process
         return file
 
@@ -60,23 +69,43 @@ class JoinedServer:
         """Return if the process that was probed still runs, and so has done what was asked of it; else BackendFailed,
         after another one was probed."""
         async with self._lock:
-            process = await self._word()
+            process, num_slots = await self._props()
             if process == self._process:
                 return
             if process != self._refused:
                 self.num_starts += 1
-                self._process, file = None, await self._probed()
-                if digest_of(file) == self.rows and await self._word() == process:
-                    self._process = process
-                    logger.warning("the llama-server at %s was started again: its slots are empty", self._backend.url)
-                    raise BackendFailed("llama-server was started again meanwhile")
-                self._refused = process
-                logger.error(
-                    "the llama-server at %s was started again, and computes other rows now: nothing is read or kept "
-                    "before this server is started again, too",
-                    self._backend.url,
-                )
-            raise BackendFailed("llama-server was started again with another model or other flags")
+                self._process = None
+                await self._compare(process, num_slots)
+            raise BackendFailed(self._why)
+
+    async def _compare(self, process: str, num_slots: int) -> None:
+        """Accept or refuse a process; BackendFailed if another one answers meanwhile."""
+        if num_slots != self._num_slots:
+            self._refuse_slots(process, f"it has {num_slots} slots and had {self._num_slots}")
+            return
+        file = await self._probed()
+        if (await self._props())[0] != process:
+            raise BackendFailed(MEANWHILE)
+        if _is_unified(file.shape) != _is_unified(self._shape):
+            self._refuse_slots(process, "its slots have one cache now or had one before (--kv-unified)")
+        elif file.shape == self._shape and digest_of(file) == self.rows:
+            self._process, self._why, self._backend.unusable = process, MEANWHILE, None
+            logger.warning("the llama-server at %s was started again: its slots are empty", self._backend.url)
+        else:
+            self._refused, self._why = process, "llama-server was started again with another model or other flags"
+            self._backend.unusable = None
+            logger.error(
+                "the llama-server at %s was started again, and computes other rows now: nothing is read or kept "
+                "before this server is started again, too",
+                self._backend.url,
+            )
+
+    def _refuse_slots(self, process: str, how: str) -> None:
+        """Refuse a process whose slots are others than requests and files are written for."""
+        self._refused = process
+        self._why = f"the llama-server at {self._backend.url} was started again, and {how}: restart this server, too"
+        self._backend.unusable = self._why
+        logger.error("%s; nothing is read or kept before", self._why)
 
     def watch(self) -> None:
         """Notice a new process within seconds, so that memories are restored in its slots."""
@@ -90,12 +119,16 @@ class JoinedServer:
             except (RekindleError, OSError) as error:  # it does not answer, or its folder is gone: looked at again
                 logger.debug("%s", error)
 
-    async def _word(self) -> str:
+    async def _props(self) -> tuple[str, int]:
+        """The word of the process that answers, and how many slots it has."""
         status, props = await self._backend.fetch("GET", PROPS)
-        word = props.get("media_marker") if status == 200 and isinstance(props, dict) else None
-        if not isinstance(word, str) or not DRAWN.fullmatch(word):
-            raise BackendFailed("its /props does not say which of its processes answers, as builds from b11434 on do")
-        return word
+        match props:
+            case {"media_marker": str(word), "total_slots": int(num_slots)} if status == 200 and DRAWN.fullmatch(word):
+                return word, num_slots
+            case _:
+                raise BackendFailed(
+                    "its /props does not say which of its processes answers, as builds from b11434 on do"
+                )
 
     async def _probed(self) -> SlotFile:
         """The state of the probe, once two in a row have the same rows."""
@@ -131,6 +164,11 @@ def digest_of(file: SlotFile) -> str:
     for state in file.states():
         digest.update(state.tobytes())
     return digest.hexdigest()
+
+
+def _is_unified(shape: FileShape | None) -> bool:
+    """Whether slots have one cache together; one slot has its own in either case."""
+    return shape is not None and shape.num_streams == 1
 
 
 def check_joinable(probed: ProbedSlots) -> None:
