@@ -436,6 +436,20 @@ LLAMA: tuple[Mutant, ...] = (
         f"{OF_JOINED}::test_one_that_is_started_again_gets_its_memories_back",
     ),
     one(
+        "a llama-server refused for rows that it computed beside others",
+        JOINED,
+        "        if not self._backend.rests():\n            raise BackendFailed(BUSY)\n",
+        "",
+        f"{OF_JOINED}::test_one_that_computes_is_compared_once_it_rests",
+    ),
+    one(
+        "a process of llama-server that is counted with every look",
+        JOINED,
+        "            if process != self._seen:\n",
+        "            if process != self._process:\n",
+        f"{OF_JOINED}::test_one_that_computes_is_compared_once_it_rests",
+    ),
+    one(
         "a llama-server that was started again with other slots",
         JOINED,
         "        if num_slots != self._num_slots:\n            self._refuse_slots(",

@@ -12,7 +12,9 @@ from its last token or a checkpoint alone, with a window from there as well wher
     IMITATION_VERSION   the version that its slot files have, of which it reads 4 alone
     IMITATION_TOKEN_S   seconds for each token of a reply
     IMITATION_FLAGS     a text of which rows depend, as they do of some flags of the original
-    IMITATION_WORD      the word that /props has for the process, otherwise drawn at each start
+    IMITATION_WORD      the word that /props has for the process, or a file that has it, otherwise drawn at each start
+    IMITATION_BESIDE    what a slot computes while another one does has other rows: "same", the same other ones each
+                        time; "drawn", others each time
     IMITATION_LOG       a file to which a line is added for each request: slot, tokens computed, tokens reused; those
                         that want no reply are in one of their own, whose name ends in ".back"
     IMITATION_ENDS      how often a reply ends by itself
@@ -52,9 +54,9 @@ SPARE = 256  # rows of a window that a slot has room for, in addition to those t
 END = 0.04  # how often a reply ends by itself
 
 
-def row(before: bytes, token: int) -> bytes:
+def row(before: bytes, token: int, beside: bytes = b"") -> bytes:
     """K of the first layer at a token, of which all of its rows follow; `before`: that at the token before."""
-    return hashlib.blake2b(before + struct.pack("<i", token), digest_size=WIDTH, key=FLAGS).digest()
+    return hashlib.blake2b(before + struct.pack("<i", token) + beside, digest_size=WIDTH, key=FLAGS).digest()
 
 
 def rows_of(first: bytes) -> np.ndarray:
@@ -124,7 +126,7 @@ class Slot:
     checkpoints: dict[int, tuple[bytes, dict[int, np.ndarray]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compute(self, tokens: Sequence[int], first: int, window: int | None = None) -> None:
+    def compute(self, tokens: Sequence[int], first: int, window: int | None = None, beside: bytes = b"") -> None:
         """Have rows for all of these tokens, of which it has the first already."""
         if first < len(self.tokens):
             self.state, rows = self.checkpoints.get(first, (b"", {}))
@@ -136,7 +138,7 @@ class Slot:
                 del cells.rows[at]
         before = self.full.rows[first - 1][0, 0].tobytes() if first else b""
         for at in range(first, len(tokens)):
-            before, self.state = row(before, tokens[at]), state_after(self.state, tokens[at])
+            before, self.state = row(before, tokens[at], beside), state_after(self.state, tokens[at])
             self.full.rows[at] = self.windowed.rows[at] = rows_of(before)
             if at + 1 == len(tokens) - CHECKPOINT and "IMITATION_STUCK" not in os.environ:
                 self.checkpoints[at + 1] = self.state, self._seen_at(at + 1, window)
@@ -234,7 +236,19 @@ class Server:
         self.options, self.model, self.encode = options, model, encode
         self.slots = [Slot() for _ in range(options.np)]
         self.num_streams = 1 if options.kv_unified else options.np
-        self.word = os.environ.get("IMITATION_WORD") or f"<__media_{secrets.token_hex(16)}__>"
+        self._word = os.environ.get("IMITATION_WORD") or f"<__media_{secrets.token_hex(16)}__>"
+
+    @property
+    def word(self) -> str:
+        """Which process this is."""
+        return Path(self._word).read_text() if os.path.isabs(self._word) else self._word
+
+    def beside(self, slot: Slot) -> bytes:
+        """What rows of a slot depend on that computes now: whether another one does."""
+        beside = os.environ.get("IMITATION_BESIDE")
+        if beside is None or not any(each.lock.locked() for each in self.slots if each is not slot):
+            return b""
+        return b"beside" if beside == "same" else secrets.token_bytes(8)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """The answer to all but completions."""
@@ -284,7 +298,7 @@ class Server:
         prompt, slot = body["prompt"], self.slots[max(0, body.get("id_slot", 0))]
         with slot.lock:
             cached = slot.reusable(prompt, self.model) if body.get("cache_prompt", True) else 0
-            slot.compute(prompt, cached, self.model.window)
+            slot.compute(prompt, cached, self.model.window, self.beside(slot))
             if log := os.environ.get("IMITATION_LOG"):
                 name = log if body["n_predict"] else f"{log}.back"
                 with open(name, "a") as file:

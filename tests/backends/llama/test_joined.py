@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -15,9 +16,15 @@ import numpy as np
 import pytest
 
 from rekindle import Engine
-from rekindle.errors import ConfigError, RekindleError
+from rekindle.errors import BackendFailed, ConfigError, RekindleError
 from rekindle.harness.own_server import free_url, place_of
+from rekindle_backends.client import Address, Backend
 from rekindle_backends.llama import joined
+from rekindle_backends.llama.gaps import Gaps
+from rekindle_backends.llama.joined import JoinedServer
+from rekindle_backends.llama.slot_folder import GivenFolder
+from rekindle_backends.llama.wire import COMPLETION, EventReader, completion_body
+from rekindle_backends.wire import Call
 from tests.backends.llama import imitation
 from tests.backends.llama.imitation import WINDOW
 from tests.backends.llama.test_slot_memory import Talk
@@ -169,6 +176,54 @@ def test_one_that_comes_back_with_other_slots_is_refused_and_health_says_so(
             until_logged(caplog, "was started again: its slots are empty")
             assert talk.turn(engine, "a", 20) <= 20 + 64
             assert says not in " ".join(engine.health().problems)
+
+
+@contextmanager
+def computing(backend: Backend) -> Iterator[None]:
+    """While a reply is computed in the second slot."""
+    began, has_left = threading.Event(), threading.Event()
+    body = completion_body([300] * 20, {"n_predict": 10_000, "temperature": 0, "id_slot": 1, "seed": 0})
+    call = Call(COMPLETION, body, {}, EventReader(Gaps(()), 20).read)
+    sending = backend.submit(call, lambda arrived: began.set(), left=has_left.set)
+    assert began.wait(ANSWERS_WITHIN_S)
+    yield
+    sending.cancel()
+    assert has_left.wait(ANSWERS_WITHIN_S)
+
+
+@pytest.mark.parametrize("beside", ["same", "drawn"])
+def test_one_that_computes_is_compared_once_it_rests(
+    gguf: Path, url: str, folder: Path, tmp_path: Path, beside: str
+) -> None:
+    """Rows that are computed beside others may be other ones each time, or the same wrong ones twice."""
+    word = tmp_path / "word"
+    word.write_text("<__media_the_first_process__>")
+    variables = {"IMITATION_WORD": str(word), "IMITATION_BESIDE": beside, "IMITATION_ENDS": "0"}
+    backend = Backend(Address(url, None, ANSWERS_WITHIN_S))
+    backend.start()
+    with running(gguf, url, folder, IMITATION_TOKEN_S="0.05", **variables), closing(GivenFolder(folder)) as files:
+        server = JoinedServer(backend, files, 2)
+        backend.run(server.join()).result()
+        backend.run(server.check()).result()
+        word.write_text("<__media_the_second_process__>")
+        with computing(backend):
+            for _ in range(3):
+                with pytest.raises(BackendFailed, match="compared once it has nothing to do"):
+                    backend.run(server.check()).result()
+        end = time.monotonic() + ANSWERS_WITHIN_S
+        while not has_the_rows(backend, server):
+            assert time.monotonic() < end
+        assert server.num_starts == 1 and backend.problem() is None
+    backend.stop()
+
+
+def has_the_rows(backend: Backend, server: JoinedServer) -> bool:
+    """Whether it has the rows that were probed, as far as can be told."""
+    try:
+        backend.run(server.check()).result()
+    except BackendFailed:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,9 @@ class Backend:
         self._client: httpx.AsyncClient | None = None
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
         self.unusable: str | None = None  # why requests are of no use, as long as somebody says so
+        self.num_sent = 0  # requests for replies so far
+        self._num_under_way = 0
+        self._last_left = -math.inf  # when one of them ended, by the loop's clock
         self._problem: str | None = None
         self._stopping = asyncio.Event()
         self._ready = threading.Event()
@@ -176,6 +179,10 @@ class Backend:
         self._check_open(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def rests(self, seconds: float = 0.0) -> bool:
+        """Whether no request for a reply has been under way for so long. On our thread."""
+        return not self._num_under_way and self._loop.time() - self._last_left >= seconds
+
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if not self.worker.is_alive:
             work.close()
@@ -227,6 +234,7 @@ class Backend:
             if prepare is not None:
                 await prepare()
             async with (
+                self._counted(),
                 asyncio.timeout(silence_s) as patience,
                 self._client.stream("POST", call.path, json=call.body, headers=dict(call.headers)) as response,
             ):
@@ -249,6 +257,16 @@ class Backend:
             # Border: whatever fails here fails one request.
             logger.exception("a request to the backend failed")
             emit(RequestFailed(f"the request to the backend failed: {described(error)}"))
+
+    @contextlib.asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        self.num_sent += 1
+        self._num_under_way += 1
+        try:
+            yield
+        finally:
+            self._num_under_way -= 1
+            self._last_left = self._loop.time()
 
     def _away(self, error: Exception) -> RekindleError:
         self._problem = f"the backend {self.url} cannot be reached ({_reason(error)}): {self._remedy}"

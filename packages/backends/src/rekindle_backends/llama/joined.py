@@ -3,6 +3,8 @@
     probed ──another process answers──▶ unknown ──the same slots and rows again──▶ probed
                                            └──others──▶ refused, for as long as that process runs
 
+One that computes for us stays unknown until it rests: its batches would change the bits of the rows.
+
 Its flags cannot be seen, so what its rows depend on is known by those of a few tokens. Files and requests are written
 for as many slots as it had at the join, each with memory of its own or not: those of another form would abort it.
 Which process answers is known by a word in /props that each start draws anew; of a server without one no state is
@@ -32,6 +34,9 @@ from rekindle_backends.wire import error_text
 logger = logging.getLogger(__name__)
 DRAWN = re.compile(r"<__media_\w{16,}__>")  # of llama.cpp's server-common.cpp; it may be set to a fixed word
 MOST_PROBES = 4  # another client's tokens in the same batch change bits
+QUIET_S = 3.0  # it looks once a second whether a client has left (HTTP_POLLING_SECONDS), and computes until then
+SOON_S = 0.5  # until a process that computes for us is looked at again: it may rest for a moment only
+BUSY = "llama-server was started again, and computes: its rows are compared once it has nothing to do"
 MEANWHILE = "llama-server was started again meanwhile"
 KINDS: tuple[Kind, ...] = ("k", "v")
 
@@ -47,8 +52,8 @@ class JoinedServer:
         self._num_slots = num_slots
         self._shape: FileShape | None = None  # of its slot files
         self._process: str | None = None  # the word of the process that has these slots and rows
-        self._refused: str | None = None  # of one that has others
-        self._why = ""
+        self._seen: str | None = None  # that of the last one that answered
+        self._refusal: str | None = None  # why that one is refused, if it has others
         self._looks: Future[None] | None = None  # a task that nothing refers to may be collected
         self._lock = asyncio.Lock()
 
@@ -62,50 +67,57 @@ class JoinedServer:
         await self._put_back(file)
         if (await self._props())[0] != process:
             raise BackendFailed(MEANWHILE)
-        self._process = process
+        self._process = self._seen = process
         return file
 
     async def check(self) -> None:
         """Return if the process that was probed still runs, and so has done what was asked of it; else BackendFailed,
-        after another one was probed."""
+        after another one was probed, if that can be now."""
         async with self._lock:
             process, num_slots = await self._props()
             if process == self._process:
                 return
-            if process != self._refused:
+            if process != self._seen:
                 self.num_starts += 1
-                self._process = None
+                self._seen, self._process, self._refusal, self._backend.unusable = process, None, None, None
+            if self._refusal is None:
                 await self._compare(process, num_slots)
-            raise BackendFailed(self._why)
+            raise BackendFailed(self._refusal or MEANWHILE)
 
     async def _compare(self, process: str, num_slots: int) -> None:
-        """Accept or refuse a process; BackendFailed if another one answers meanwhile."""
+        """Accept or refuse a process; BackendFailed while that cannot be told: if another one answers meanwhile, or it
+        computes for us, as tokens in the same batch change bits."""
         if num_slots != self._num_slots:
-            self._refuse_slots(process, f"it has {num_slots} slots and had {self._num_slots}")
+            self._refuse_slots(f"it has {num_slots} slots and had {self._num_slots}")
             return
+        if not self._backend.rests():
+            raise BackendFailed(BUSY)
+        has_rested, num_sent = self._backend.rests(QUIET_S), self._backend.num_sent
         file = await self._probed()
         if (await self._props())[0] != process:
             raise BackendFailed(MEANWHILE)
         if _is_unified(file.shape) != _is_unified(self._shape):
-            self._refuse_slots(process, "its slots have one cache now or had one before (--kv-unified)")
+            self._refuse_slots("its slots have one cache now or had one before (--kv-unified)")
         elif file.shape == self._shape and digest_of(file) == self.rows:
-            self._process, self._why, self._backend.unusable = process, MEANWHILE, None
+            self._process = process
             logger.warning("the llama-server at %s was started again: its slots are empty", self._backend.url)
+        elif not has_rested or self._backend.num_sent != num_sent:
+            raise BackendFailed(BUSY)
         else:
-            self._refused, self._why = process, "llama-server was started again with another model or other flags"
-            self._backend.unusable = None
+            self._refusal = "llama-server was started again with another model or other flags"
             logger.error(
                 "the llama-server at %s was started again, and computes other rows now: nothing is read or kept "
                 "before this server is started again, too",
                 self._backend.url,
             )
 
-    def _refuse_slots(self, process: str, how: str) -> None:
+    def _refuse_slots(self, how: str) -> None:
         """Refuse a process whose slots are others than requests and files are written for."""
-        self._refused = process
-        self._why = f"the llama-server at {self._backend.url} was started again, and {how}: restart this server, too"
-        self._backend.unusable = self._why
-        logger.error("%s; nothing is read or kept before", self._why)
+        self._refusal = (
+            f"the llama-server at {self._backend.url} was started again, and {how}: restart this server, too"
+        )
+        self._backend.unusable = self._refusal
+        logger.error("%s; nothing is read or kept before", self._refusal)
 
     def watch(self) -> None:
         """Notice a new process within seconds, so that memories are restored in its slots."""
@@ -113,7 +125,8 @@ class JoinedServer:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            is_known = self._process == self._seen or self._refusal is not None
+            await asyncio.sleep(LOOK_EVERY_S if is_known else min(SOON_S, LOOK_EVERY_S))
             try:
                 await self.check()
             except (RekindleError, OSError) as error:  # it does not answer, or its folder is gone: looked at again
