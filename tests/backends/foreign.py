@@ -20,7 +20,8 @@ class Foreign:
     `hangs`: after these bytes it says nothing more, until the other side closes. `repeats`: after them it says this
     again and again, until the other side closes. `models` and `first` are its list of models and what it answers to
     the first prompt, as text. `more`: its other models, as it lists them. `prompt_token_ids`: what it says a prompt
-    was. With `props` it is a llama-server, which says this of itself. `key`: what it wants of clients that ask for more
+    was. With `props` it is a llama-server, which says this of itself,
+    and whether it `drafts` (None: not said). `key`: what it wants of clients that ask for more
     than its models.
     """
 
@@ -41,6 +42,7 @@ class Foreign:
     more: list[dict[str, Any]] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     props: Mapping[str, Any] | None = None
+    drafts: bool | None = False
     key: str | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -85,6 +87,10 @@ def foreign(**more: Any) -> Iterator[Foreign]:
                 self._send(
                     200 if state.props else 404, {}, json.dumps(state.props).encode() if state.props else b"Not Found"
                 )
+                return
+            if self.path == "/slots":
+                drafts = [] if state.drafts is None else [{"id": 0, "speculative": state.drafts}]
+                self._send(200 if drafts else 501, {}, json.dumps(drafts or {}).encode())
                 return
             entry: dict[str, Any] = {"id": state.model, "object": "model"}
             if state.props is not None:

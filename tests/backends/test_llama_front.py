@@ -145,17 +145,21 @@ def test_log_probabilities(scripted_model: Path, encoder: PromptEncoder) -> None
         assert chat(front, logprobs=True).status == 200 and backend.asked[1]["n_probs"] == 1
 
 
-@pytest.mark.parametrize(("text", "is_certain"), [("€", True), ("\ufffd€", False)])
+@pytest.mark.parametrize(
+    ("text", "drafts", "is_certain"),
+    [("€", False, True), ("\ufffd€", False, False), ("€", True, False), ("€", None, False)],
+)
 def test_what_is_certain_is_remembered(
-    scripted_model: Path, encoder: PromptEncoder, tmp_path: Path, text: str, is_certain: bool
+    scripted_model: Path, encoder: PromptEncoder, tmp_path: Path, text: str, drafts: bool | None, is_certain: bool
 ) -> None:
     before = [id_of(encoder, piece) for piece in (b"It is", b" in the", b" attic")]
     gap = [id_of(encoder, piece) for piece in (b"\xe2", b"\x82", b"\xac")]
     after = [id_of(encoder, piece) for piece in (b" of the", b" house.")]
-    num = len(before) + (2 if is_certain else 3)  # that were drawn, before the last part of the character
+    num = len(before) + (2 if text == "€" else 3)  # that were drawn, before the last part of the character
     events = [event(at + 1, token_id) for at, token_id in enumerate(before)]
     events += [event(num + 1, gap[-1], text), event(num + 2, after[0]), event(num + 3, after[1])]
-    with fronted(scripted_model, tmp_path, body=b"".join(events) + last_event(num + 3)) as (_, front):
+    body = b"".join(events) + last_event(num + 3)
+    with fronted(scripted_model, tmp_path, drafts=drafts, body=body) as (_, front):
         first = asked(front, "ada", LONG)
         assert text_of(first) == f"It is in the attic{text} of the house."
         second = asked(front, "ada", LONG, text_of(first), "talk on")["rekindle"]
@@ -164,6 +168,23 @@ def test_what_is_certain_is_remembered(
         stored = [*known, *before[1:], *gap, *after]
         assert (second["prompt_ids"][: len(stored)] == stored) == is_certain
         assert (after[0] in second["prompt_ids"]) == is_certain  # which encoding does not give
+
+
+@pytest.mark.parametrize("drafts", [True, None])
+def test_what_an_older_build_drafts_is_delivered_and_remembered(
+    scripted_model: Path, encoder: PromptEncoder, tmp_path: Path, drafts: bool | None
+) -> None:
+    """It counts all tokens of a draft before it sends one after the other."""
+    pieces = [b"It is", b" in the", b" attic", b" of the", b" house."]
+    ids = [id_of(encoder, piece) for piece in pieces]
+    counts = [1, 4, 4, 4, 5]
+    events = [event(num, each, piece.decode()) for num, each, piece in zip(counts, ids, pieces, strict=True)]
+    with fronted(scripted_model, tmp_path, drafts=drafts, body=b"".join(events) + last_event(5)) as (_, front):
+        first = asked(front, "ada", LONG)
+        assert text_of(first) == "It is in the attic of the house."
+        stored = [*first["rekindle"]["prompt_ids"], *ids]
+        second = asked(front, "ada", LONG, text_of(first), "talk on")["rekindle"]
+        assert second["prompt_ids"][: len(stored)] == stored
 
 
 def test_a_reply_that_ends_inside_a_character(scripted_model: Path, encoder: PromptEncoder, tmp_path: Path) -> None:

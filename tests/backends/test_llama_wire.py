@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from collections.abc import Iterator
+from itertools import takewhile
 
 import pytest
 
@@ -38,6 +41,54 @@ def test_tokens_and_those_that_are_left_out() -> None:
     assert found == [Piece((65,)), Piece((0xC3, 0xA9)), Piece((66,)), Piece(reason="length", cached_tokens=7)]
     # Two were left out, and the text has one byte for them.
     assert pieces_of(event(3, 0xA9, "é")) == [Piece((0xC3, 0xA9), is_certain=False)]
+
+
+def test_tokens_of_a_draft_that_have_one_number() -> None:
+    """Builds before b11434 count all tokens of a draft before they send them."""
+    one = [event(1, 65, "A"), event(4, 66, "B"), event(4, 67, "C"), event(4, 68, "D"), event(5, 69, "E")]
+    assert pieces_of(*one) == [Piece((65,)), Piece(), Piece(), Piece((66, 67, 68)), Piece((69,))]
+    inside = [event(4, 65, "A"), event(4, 0xA9, "é"), event(4, 66, "B")]
+    assert pieces_of(*inside) == [Piece(), Piece((65, 0xC3, 0xA9), is_certain=False), Piece((66,))]
+    at_its_end = [event(3, 65, "A"), event(3, 66, "B"), event(4, 0xA9, "é")]
+    assert pieces_of(*at_its_end) == [Piece(), Piece(), Piece((65, 66, 0xC3, 0xA9))]
+    # The reply ended in the middle of one, or tokens of one never came.
+    assert pieces_of(event(3, 65, "A"), last_event(3))[-1] == Piece((65,), (), "length", 0, is_certain=False)
+    assert pieces_of(event(3, 65, "A"), event(4, 66, "B"))[-1] == Piece((65, 66), is_certain=False)
+
+
+def test_how_many_are_left_out_in_a_draft_is_not_certain() -> None:
+    """Two ids fit, where it was one, and another one is to come."""
+    pieces = [bytes([each]) for each in range(256)] + [b"\xf0\x9f\x99", b"\x9f\x99"]
+    events = [*data_of(event(3, 0x82, "🙂"), event(3, 66, "B"))]
+    reader = EventReader(Gaps(pieces), 9, may_draft=True)
+    assert [reader.read(data).is_certain for data in events] == [False, True]
+    reader = EventReader(Gaps(pieces), 9)
+    assert reader.read(events[0]) == Piece((0xF0, 257, 0x82))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_of_every_length_are_read(seed: int) -> None:
+    """What is certain is what was drawn, and the text is right."""
+    draw, parts = random.Random(seed), (b"\xf0\x9f", b"\x9f\x99", b"\xf0\x9f\x99", b"\x99\x82")
+    pieces = [*(bytes([each]) for each in range(256)), *(text.encode() for text in ("é", "🙂", "ab", "b ")), *parts]
+    drawn, rest = list[int](), "".join(draw.choices("ab cé🙂", k=60)).encode()
+    while rest:
+        drawn.append(draw.choice([number for number, piece in enumerate(pieces) if rest.startswith(piece)]))
+        rest = rest.removeprefix(pieces[drawn[-1]])
+    events, num, unsent = list[bytes](), 0, b""
+    while num < len(drawn):
+        first, num = num, min(len(drawn), num + draw.choice([1, 1, 2, 3, 5]))
+        for token in drawn[first:num]:
+            unsent += pieces[token]
+            with contextlib.suppress(UnicodeDecodeError):
+                events.append(event(num, token, unsent.decode()))
+                unsent = b""
+    reader = EventReader(Gaps(pieces), 9, may_draft=True)
+    found = [reader.read(data) for data in data_of(*events, last_event(num))]
+    certain = [token for piece in takewhile(lambda each: each.is_certain, found) for token in piece.token_ids]
+    assert certain == drawn[: len(certain)]
+    read = b"".join(pieces[token] for piece in found for token in piece.token_ids)
+    assert read == b"".join(pieces[token] for token in drawn)
 
 
 def test_log_probabilities_of_those_that_came() -> None:

@@ -107,8 +107,8 @@ def imitated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_the_imitation_answers_in_the_form_of_the_original(imitated: str, recording: Recording) -> None:
     """Every field that it has, and the status, of the model's list, of prompts and of slots."""
-    asked = {each.path: each.asked for each in recording.exchanges if not each.path.startswith("/slots")}
-    assert {"/v1/models", "/props", "/tokenize", "/completion"} == asked.keys()
+    asked = {each.path: each.asked for each in recording.exchanges if not each.path.startswith("/slots/")}
+    assert {"/v1/models", "/props", "/slots", "/tokenize", "/completion"} == asked.keys()
     streamed = next(each.asked for each in recording.exchanges if each.path == "/completion" and "stream" in each.asked)
     refused = ("missing", "../outside")  # the imitation has no use for what a front never sends
     slots = [each for each in SLOT_REQUESTS if each[1].get("filename") not in refused]

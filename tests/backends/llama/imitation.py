@@ -258,6 +258,8 @@ class Server:
             settings = {"n_ctx": self.options.c // self.options.np}
             found = {"total_slots": self.options.np, "model_path": self.options.m, "build_info": "imitation"}
             return 200, {**found, "media_marker": self.word, "default_generation_settings": settings}
+        if path == "/slots":
+            return 200, [{"id": number, "speculative": False} for number in range(self.options.np)]
         if path == "/v1/models":
             meta = {"n_ctx": self.options.c // self.options.np}
             return 200, {"data": [{"id": Path(self.options.m).name, "object": "model", "meta": meta}]}

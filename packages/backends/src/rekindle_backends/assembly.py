@@ -126,7 +126,7 @@ class _Found:
         if self.llama is None:
             return BackendCalls(kind, self.served.name, secret)
         pieces = map(encoder.vocabulary.shown, range(spec.vocab_size))
-        return LlamaCalls(self.llama.max_context, Gaps(pieces, spec.eos_ids))
+        return LlamaCalls(self.llama.max_context, Gaps(pieces, spec.eos_ids), self.llama.may_draft)
 
 
 def _found(settings: Settings, backend: Backend, names: Sequence[str], encoder: PromptEncoder) -> _Found:

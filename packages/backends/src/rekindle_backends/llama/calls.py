@@ -22,10 +22,11 @@ SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency
 
 @dataclass(frozen=True, slots=True)
 class LlamaCalls:
-    """Writes requests for a llama-server with so many tokens of context in each slot."""
+    """Writes requests for a llama-server with so many tokens of context in each slot, which `may_draft`."""
 
     max_context: int
     gaps: Gaps
+    may_draft: bool
 
     def call(self, request: Request) -> Call:
         """Return the call of a request, for any slot; BadRequest for what llama-server cannot be asked."""
@@ -35,7 +36,8 @@ class LlamaCalls:
         body = completion_body(request.sequence.prompt_ids.tolist(), options)
         is_free = not {"json_schema", "grammar"} & options.keys()
         gaps = self.gaps if is_free else self.gaps.in_grammar()
-        return Call(COMPLETION, body, {}, EventReader(gaps, request.sequence.num_prompt).read)
+        reader = EventReader(gaps, request.sequence.num_prompt, may_draft=self.may_draft)
+        return Call(COMPLETION, body, {}, reader.read)
 
     def _options(self, request: Request) -> dict[str, Any]:
         """Return the fields for sampling and its limits. Stop strings and stop tokens are found here, in what comes."""

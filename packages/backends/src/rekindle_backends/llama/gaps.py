@@ -63,6 +63,10 @@ class Gaps:
         found._num_silent = 0
         return found
 
+    def is_own(self, token_id: int, text: str) -> bool:
+        """Whether a text is that of this token alone, so that none was left out before it."""
+        return text.encode("utf-8", "surrogatepass") == self._piece(token_id)
+
     def fill(self, num_missing: int, came: int, text: str) -> Filling:
         """Return ids for the `num_missing` before the id that `came` with this text, which covers all of them.
 

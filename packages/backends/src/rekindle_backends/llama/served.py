@@ -10,18 +10,19 @@ from dataclasses import dataclass
 
 from rekindle.errors import ConfigError
 from rekindle_backends.client import Backend
-from rekindle_backends.llama.wire import COMPLETION, PROPS
+from rekindle_backends.llama.wire import COMPLETION, PROPS, SLOTS
 from rekindle_backends.served import PROBE, Served, ask, compare_tokens
 from rekindle_backends.wire import TOKENIZE, error_text
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaServed:
-    """A llama-server: its model, and tokens of context in each of its slots."""
+    """A llama-server: its model, tokens of context in each of its slots, and whether it may compute by drafts."""
 
     served: Served
     max_context: int
     num_slots: int
+    may_draft: bool
 
     @classmethod
     def find(cls, backend: Backend, wanted: str | None, names: Sequence[str]) -> LlamaServed:
@@ -34,7 +35,8 @@ class LlamaServed:
                 "model_path": str(),
                 "default_generation_settings": {"n_ctx": int(max_context)},
             }:
-                return cls(served, max_context, num_slots)
+                _, slots = ask(backend, "GET", SLOTS)
+                return cls(served, max_context, num_slots, _may_draft(slots))
             case _:
                 raise ConfigError(
                     f"backend: {backend.url}{PROPS} does not answer as a llama-server does (status {status}): "
@@ -61,3 +63,9 @@ class LlamaServed:
                     f"backend: {COMPLETION} returns no token ids (return_tokens), without which no reply can be "
                     f"remembered (status {status}): {error_text(answer)}"
                 )
+
+
+def _may_draft(slots: object) -> bool:
+    """Whether slots, as they are listed, may compute by drafts: what /props say of that is what a request asks for."""
+    listed = slots if isinstance(slots, list) else [None]
+    return not all(isinstance(each, dict) and each.get("speculative") is False for each in listed)
