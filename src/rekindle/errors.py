@@ -26,8 +26,37 @@ A message says what is wrong and what to do. Broken invariants are asserts, shor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+MOST_QUOTED = 300  # characters of what a caller sent, in a message
+
+
+def quoted(value: Any) -> str:
+    """The beginning of the `repr` of a JSON value, up to 300 characters; the rest of it is not looked at."""
+    text = ""
+    for part in _quoted(value):
+        text += part
+        if len(text) >= MOST_QUOTED:
+            break
+    return text[:MOST_QUOTED]
+
+
+def _quoted(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield "{"
+        for at, (key, item) in enumerate(value.items()):
+            yield f"{', ' if at else ''}{str(key)[:MOST_QUOTED]!r}: "
+            yield from _quoted(item)
+        yield "}"
+    elif isinstance(value, list):
+        yield "["
+        for at, item in enumerate(value):
+            yield ", " if at else ""
+            yield from _quoted(item)
+        yield "]"
+    else:
+        yield repr(value[:MOST_QUOTED] if isinstance(value, str) else value)
 
 
 def first_line(error: BaseException) -> str:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from rekindle.errors import BadRequest, Cancelled, NotFound, Overloaded, PromptTooLong, RequestFailed, StoreError
+from rekindle.errors import (
+    BadRequest,
+    Cancelled,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+    StoreError,
+    quoted,
+)
+from rekindle.server.answers.validation import StrictModel, validated
 from rekindle.server.border import invalid, problem_of
+from rekindle.server.models import forms, unserved
+from rekindle.text.messages import normalise_messages
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inside: st.lists(inside, max_size=5) | st.dictionaries(st.text(max_size=5), inside, max_size=5),
+    max_leaves=12,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +86,35 @@ def test_under_messages_errors_have_anthropics_shape(error: Exception, status: i
 def test_a_message_that_quotes_half_of_a_pair_can_be_sent(path: str) -> None:
     body = json.loads(bytes(problem_of(BadRequest("no \ud83d here", param="\ud83d")).response({"path": path}).body))
     assert "no ? here" in (body["error"] if path == "/api/chat" else body["error"]["message"])
+
+
+@given(value=JSON)
+def test_what_was_sent_is_quoted_as_python_writes_it(value: object) -> None:
+    assert quoted(value) == repr(value)[:300]
+
+
+def test_of_a_long_value_the_beginning_is_looked_at() -> None:
+    class Unseen:
+        """What ends a value that is not looked at to its end."""
+
+        def __repr__(self) -> str:
+            raise AssertionError("looked at")
+
+    assert quoted([{}] * 150 + [Unseen()]) == repr([{}] * 150)[:300]
+    assert quoted({str(at): 1 for at in range(100)} | {"z": Unseen()}) == repr({str(at): 1 for at in range(100)})[:300]
+    assert quoted("word " * 1000) == repr("word " * 1000)[:300]
+
+
+@pytest.mark.parametrize("long", ["word " * 100_000, [{}] * 100_000], ids=["text", "list"])
+def test_messages_about_long_values_are_short(long: Any) -> None:
+    with pytest.raises(BadRequest, match=r"suffix: .* is not supported") as refused:
+        validated(StrictModel, {"suffix": long})
+    assert len(str(refused.value)) < 400
+    with pytest.raises(BadRequest, match=r"messages\[0\].role is ") as refused:
+        normalise_messages([{"role": long}])
+    assert len(str(refused.value)) < 400
+
+
+def test_a_long_name_of_a_model_is_not_repeated() -> None:
+    assert len(str(unserved("x" * 1_000_000, ["pocket"], "openai"))) < 400
+    assert forms("Pocket:latest") == {"pocket:latest", "pocket"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # a server of several models computes nothing, and imports no
 DEFAULT = "default"
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
 MAX_NAME_CHARS = 100  # of a name, in error messages
+MAX_COMPARED = 4096  # characters of a name, more than any name has
 
 
 def rfc3339(at_s: float) -> str:
@@ -30,7 +31,8 @@ def tagged(name: str) -> str:
 
 def forms(name: str) -> set[str]:
     """Return what a name in a request may stand for, in lower case: itself, and itself without Ollama's tag."""
-    return {name.casefold(), name.casefold().removesuffix(LATEST)}
+    folded = name[:MAX_COMPARED].casefold()
+    return {folded, folded.removesuffix(LATEST)}
 
 
 def is_any(name: str, dialect: Dialect) -> bool:
@@ -51,7 +53,7 @@ def unserved(name: str, served: Sequence[str], dialect: Dialect) -> NotFound:
         message = f"model {missing} not found, try pulling it first (not from here: this server has {others})"
     else:
         names = ", ".join(map(repr, served))
-        message = f"model {name!r} is not served here; {names} {'is' if len(served) == 1 else 'are'}"
+        message = f"model {name[:MAX_NAME_CHARS]!r} is not served here; {names} {'is' if len(served) == 1 else 'are'}"
     return NotFound(message, param="model")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekindle.errors import BadRequest
+from rekindle.errors import BadRequest, quoted
 from rekindle.text.omissions import REFUSE, Omissions, text_in
 
 # A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/vocabulary.
@@ -203,7 +203,7 @@ def _message(item: Any, where: str, omissions: Omissions) -> Message:
     role = _ROLE_NAMES.get(given, given) if isinstance(given, str) else None
     if role not in ROLES:
         known = ", ".join((*ROLES, *_ROLE_NAMES))
-        raise BadRequest(f"{where}.role is {given!r}: use one of {known}", param=f"{where}.role")
+        raise BadRequest(f"{where}.role is {quoted(given)}: use one of {known}", param=f"{where}.role")
     calls = _tool_calls(_calls_of(item), where)
     if calls and role != "assistant":
         raise BadRequest(f"{where}.tool_calls: only assistant messages call tools", param=f"{where}.tool_calls")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
-from rekindle.errors import BadRequest
+from rekindle.errors import BadRequest, quoted
 from rekindle.text.messages import sound_values
 from rekindle.text.omissions import REFUSE, Omissions
 
@@ -155,4 +155,4 @@ def _path(place: Sequence[int | str]) -> str:
 
 def short(value: Any) -> str:
     """Shorten a value for an error message."""
-    return textwrap.shorten(repr(value), 80)
+    return textwrap.shorten(quoted(value), 80)
