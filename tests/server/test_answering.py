@@ -82,6 +82,18 @@ def test_a_large_body_is_read_beside_the_event_loop(app: Workers, size: int, is_
     assert observer.told == [(size, here)], "observers are told on the event loop"
 
 
+@pytest.mark.parametrize("value", [{}, [], 0, "x"], ids=str)
+def test_a_body_of_many_values_is_read_beside_the_event_loop(app: Workers, value: Any) -> None:
+    raw, here = json.dumps({"a": [value] * 2000}).encode(), threading.current_thread()
+    assert len(raw) < LARGE_BODY
+
+    def submit(body: Any, caller: Caller) -> threading.Thread:
+        return threading.current_thread()
+
+    thread, _ = asyncio.run(accepted(posted(raw, app), Sizes(), "/", submit))
+    assert thread is not here
+
+
 @pytest.mark.parametrize("padding", [0, LARGE_BODY])
 def test_what_is_wrong_with_a_body_is_said_wherever_it_is_read(app: Workers, padding: int) -> None:
     def submit(body: Any, caller: Caller) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
@@ -212,6 +214,24 @@ def test_results_have_the_ids_of_their_calls() -> None:
     assert [message.tool_call_id for message in messages[2:]] == ["c2", "c1"]
     unknown = request(messages=[*SAID, called, {**named[0], "tool_name": "sub"}]).messages or ()
     assert unknown[2].tool_call_id is None
+
+
+@given(
+    names=st.lists(st.sampled_from("ab"), min_size=1, max_size=8),
+    results=st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([None, None, "1", "5", "x"]))),
+)
+def test_results_take_the_first_call_that_is_left(
+    names: list[str], results: list[tuple[str | None, str | None]]
+) -> None:
+    calls = [{"id": str(at), "function": {"name": name}} for at, name in enumerate(names)]
+    said = [{"role": "tool", "content": "1", "name": name, "tool_call_id": own} for name, own in results]
+    messages = request(messages=[*SAID, {"role": "assistant", "tool_calls": calls}, *said]).messages or ()
+    left, expected = list(enumerate(names)), []
+    for name, own in results:
+        fits = [each for each in left if (str(each[0]) == own if own is not None else name in (None, each[1]))]
+        left = [each for each in left if each not in fits[:1]]
+        expected.append(own if own is not None or not fits else str(fits[0][0]))
+    assert [message.tool_call_id for message in messages[2:]] == expected
 
 
 def test_calls_without_ids_get_some_where_the_template_needs_them() -> None:

@@ -56,8 +56,8 @@ OLLAMA = (
     one(
         "a result with the id of another call",
         "server/ollama/calls.py",
-        "                left.remove(call)\n",
-        "",
+        "                self._taken.add(at)\n                return call\n",
+        "                queue.appendleft((at, call))\n                return call\n",
         f"{BODIES}::test_results_have_the_ids_of_their_calls",
     ),
     one(

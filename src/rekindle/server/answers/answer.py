@@ -27,7 +27,7 @@ from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.answers.comparison import ComparableIds, RequestParts
 from rekindle.server.answers.hints import applied, hinted
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
-from rekindle.server.border import HttpError, Problem, in_thread, invalid, parse_json, problem_of
+from rekindle.server.border import NO_MARKS, HttpError, Problem, in_thread, invalid, parse_json, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.observer import Observer, ReplyId, RequestWatch
@@ -35,7 +35,9 @@ from rekindle.text.length import PromptBound
 from rekindle.text.messages import Message
 from rekindle.worker import contained
 
-LARGE_BODY = 256 << 10  # bytes: a body up to this size costs the event loop a few milliseconds
+# A body of up to so many bytes, and of few values, costs the event loop a few milliseconds.
+LARGE_BODY = 256 << 10
+FEW_MARKS = 1000  # commas, colons and brackets
 Value = TypeVar("Value")
 Submitted = TypeVar("Submitted")
 
@@ -119,18 +121,18 @@ async def read_body(request: Request) -> bytes:
         raise invalid(400, "client disconnected before sending the body") from None
 
 
-async def off_loop_if_large(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
-    """Return what `work` returns: called here for a small body, otherwise with `off_loop`."""
-    return contained(work)() if num_bytes <= LARGE_BODY else await off_loop(request, num_bytes, work)
+def is_large(raw: bytes) -> bool:
+    """Whether a body is processed in a worker: each of its values may cost as much as many bytes of text."""
+    return len(raw) > LARGE_BODY or len(raw.translate(None, NO_MARKS)) > FEW_MARKS
 
 
-async def off_loop(request: Request, num_bytes: int, work: Callable[[], Value]) -> Value:
-    """Return what `work` returns in a worker thread.
+async def off_loop(request: Request, is_aside: bool, work: Callable[[], Value]) -> Value:
+    """Return what `work` returns in a worker thread, with `is_aside` in one of those for large bodies.
 
-    Large bodies are processed one at a time per namespace, so that no namespace delays another or has more than one
+    Those are processed one at a time per namespace, so that no namespace delays another or has more than one
     parsed in memory.
     """
-    if num_bytes <= LARGE_BODY:
+    if not is_aside:
         return await in_thread(work)
     workers: FairWorkers = request.app.workers
     return await asyncio.wrap_future(workers.submit(access_of(request).namespace, work))
@@ -149,7 +151,7 @@ async def read(request: Request, work: Callable[[Any], Value], *, param: str) ->
         except RecursionError:
             raise BadRequest("the body is nested too deeply", param=param) from None
 
-    return await off_loop(request, len(raw), done)
+    return await off_loop(request, is_large(raw), done)
 
 
 async def accepted(
@@ -176,12 +178,14 @@ async def accepted(
             return body, *(hinted(named, request.headers, body) if caller is None else (named, body))
 
         try:
-            body, sender, asked = await off_loop_if_large(request, len(raw), parsed)
+            is_aside = is_large(raw)
+            body, sender, asked = await off_loop(request, True, parsed) if is_aside else contained(parsed)()
             watch = observer.began(sender, path, body if isinstance(body, dict) else {}, num_bytes=len(raw))
             _check_count(request, asked)
-            if always_off_loop and len(raw) <= LARGE_BODY:
-                return await in_thread(lambda: submit(asked, sender)), watch
-            return await off_loop_if_large(request, len(raw), lambda: submit(asked, sender)), watch
+            submitted = contained(lambda: submit(asked, sender))
+            if is_aside or always_off_loop:
+                return await off_loop(request, is_aside, submitted), watch
+            return submitted(), watch
         except RecursionError:
             raise invalid(400, "the body is nested too deeply") from None
     except Exception as error:

@@ -58,7 +58,8 @@ def offered_tools(tools: Sequence[Mapping[str, Any]], omissions: Omissions) -> O
     read = [(tool, _function(tool, f"tools[{index}]", omissions)) for index, tool in enumerate(tools)]
     functions = [(tool.get("defer_loading") is True, function) for tool, function in read if function is not None]
     names = [function["function"]["name"] for _, function in functions]
-    duplicate = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    first = {name: at for at, name in reversed([*enumerate(names)])}
+    duplicate = next((name for at, name in enumerate(names) if first[name] < at), None)
     if duplicate is not None:
         raise BadRequest(f"tools: {duplicate[:80]!r} appears twice: names must be unique", param="tools")
     shown = tuple(function for is_deferred, function in functions if not is_deferred)

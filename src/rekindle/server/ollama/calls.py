@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -89,24 +90,39 @@ def _with_images(content: Any, images: Any, where: str, omissions: Omissions) ->
 
 def _paired(messages: Sequence[Message], *, needs_ids: bool) -> Iterator[Message]:
     """Yield messages whose results have the ids of their calls: of that name, or the first without a result."""
-    left: list[ToolCall] = []
+    left = _Unanswered(())
     for at, message in enumerate(messages):
         if message.tool_calls:
             if needs_ids:
                 message = replace(message, tool_calls=tuple(_with_ids(message.tool_calls, at)))
-            left = list(message.tool_calls)
+            left = _Unanswered(message.tool_calls)
         elif message.role == "tool":
-            call = _call_of(message, left)
+            call = left.take(message)
             if call is not None:
-                left.remove(call)
                 message = replace(message, tool_call_id=message.tool_call_id or call.id)
         yield message
 
 
-def _call_of(result: Message, left: Sequence[ToolCall]) -> ToolCall | None:
-    if result.tool_call_id is not None:
-        return next((call for call in left if call.id == result.tool_call_id), None)
-    return next((call for call in left if result.name in (None, call.name)), None)
+class _Unanswered:
+    """The calls of a message that have no result yet, in order: all, by id and by name."""
+
+    def __init__(self, calls: Sequence[ToolCall]) -> None:
+        self._taken = set[int]()
+        self._left = defaultdict[tuple[str, str | None], deque[tuple[int, ToolCall]]](deque)
+        for each in enumerate(calls):
+            for key in (("any", None), ("id", each[1].id), ("name", each[1].name)):
+                self._left[key].append(each)
+
+    def take(self, result: Message) -> ToolCall | None:
+        """Take the call of a result away, and return it; None if it has none."""
+        key = ("any", None) if result.name is None else ("name", result.name)
+        queue = self._left["id", result.tool_call_id] if result.tool_call_id is not None else self._left[key]
+        while queue:
+            at, call = queue.popleft()
+            if at not in self._taken:
+                self._taken.add(at)
+                return call
+        return None
 
 
 def _with_ids(calls: Sequence[ToolCall], at: int) -> Iterator[ToolCall]:
