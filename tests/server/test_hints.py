@@ -15,6 +15,7 @@ from rekindle.engine.api import Engine
 from rekindle.server.answers.hints import MOST_PRIORITY, hinted
 from rekindle.server.gate.caller import Caller
 from rekindle.server.observers.endings import Endings
+from rekindle.text.omissions import MOST_NAMED
 from tests.server import conftest
 from tests.server.conftest import Answer, Served
 from tests.server.scripted import serving, write_scripted_model
@@ -118,6 +119,22 @@ def test_a_priority_is_bounded() -> None:
     for given, kept in ((7, 7), (10_000, MOST_PRIORITY), (-10_000, -MOST_PRIORITY), (None, 0)):
         caller, rest = hinted(Caller(), Headers({}), {"n": 1, "nvext": {"agent_hints": {"priority": given}}})
         assert (caller.hints.priority, rest) == (kept, {"n": 1})
+
+
+@pytest.mark.parametrize("part", ["agent_hints", "session_control"])
+def test_of_unknown_hints_only_those_that_are_named_are_looked_at(part: str) -> None:
+    class Unseen:
+        """A value that nothing may copy."""
+
+        def __deepcopy__(self, memo: object) -> None:
+            raise AssertionError("looked at")
+
+    unknown: dict[str, Any] = {f"k{at}": at for at in range(MOST_NAMED)}
+    known = {"priority": 7} if part == "agent_hints" else {"session_id": "mine"}
+    given = {**unknown, **{f"z{at}": Unseen() for at in range(2000)}, **known}
+    caller, _ = hinted(Caller(), Headers({}), {"nvext": {part: given}})
+    assert caller.hints.ignored == tuple(f"nvext.{part}.{name}" for name in unknown)
+    assert (caller.hints.priority, caller.agent) == ((7, None) if "priority" in known else (0, "mine"))
 
 
 @pytest.mark.parametrize("depth", [100, 400, 700, 900])

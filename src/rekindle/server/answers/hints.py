@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 
 from rekindle.engine.api import Engine
@@ -18,7 +19,7 @@ from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.validation import StrictModel, validated
 from rekindle.server.gate.caller import NO_HINTS, Caller, Hints, session_agent
-from rekindle.text.omissions import Omissions
+from rekindle.text.omissions import MOST_NAMED, Omissions
 
 FINAL = "x-dynamo-session-final"
 MOST_PRIORITY = 100  # seconds: a request waits at most so much longer for others of its namespace
@@ -50,6 +51,9 @@ class Nvext(StrictModel):
     session_control: SessionControl | None = None
 
 
+_PARTS: Mapping[str, type[BaseModel]] = {"agent_hints": AgentHints, "session_control": SessionControl}
+
+
 class HintFields(StrictModel):
     """The fields of a body that are hints: vLLM's and OpenRouter's name of a session, and Dynamo's object."""
 
@@ -66,6 +70,8 @@ def hinted(caller: Caller, headers: Headers, body: Any) -> tuple[Caller, Any]:
     is_final = _is_final(headers)
     if not given and not is_final:
         return caller, body
+    if isinstance(given.get("nvext"), dict):
+        given["nvext"] = {name: _bounded(name, value) for name, value in given["nvext"].items()}
     omissions = Omissions()
     asked = validated(HintFields, given, omissions=omissions, harmless=(), neutral={})
     _check_replies(given.get("nvext"))
@@ -83,6 +89,16 @@ def hinted(caller: Caller, headers: Headers, body: Any) -> tuple[Caller, Any]:
     )
     rest = {name: value for name, value in body.items() if name not in given} if given else body
     return replace(caller, agent=agent, hints=found), rest
+
+
+def _bounded(name: str, value: Any) -> Any:
+    """Return a part of Dynamo's object with no more unknown keys than an answer names."""
+    known = _PARTS[name].model_fields if name in _PARTS else None
+    if known is None or not isinstance(value, dict):
+        return value
+    named = islice((key for key in value if key not in known), MOST_NAMED)
+    kept = {*known, *named}
+    return {key: item for key, item in value.items() if key in kept}
 
 
 def applied(request: GenerationRequest, hints: Hints, engine: Engine, *, strict: bool) -> GenerationRequest:
