@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from rekindle.config import ServerSettings
-from rekindle.server.connections import ConnectionConfig
+from rekindle.server.connections import READ_BYTES, BoundedProtocol, ConnectionConfig
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -61,8 +61,8 @@ class Running:
 
 
 @contextmanager
-def running(settings: ServerSettings, **options: Any) -> Iterator[Running]:
-    found = Running(settings, **options)
+def running(settings: ServerSettings, kind: Callable[..., Running] | None = None, **options: Any) -> Iterator[Running]:
+    found = (kind or Running)(settings, **options)
     thread = threading.Thread(target=found.server.run)
     thread.start()
     try:
@@ -140,3 +140,30 @@ def test_an_answer_that_nobody_reads_does_not_keep_its_connection() -> None:
         until(lambda: server.server.server_state.total_requests == 1)
         until(lambda: not server.server.server_state.connections)
         assert len(heard(connection)) < LARGE
+
+
+def test_a_body_is_read_in_small_parts_between_which_others_have_their_turn() -> None:
+    class Noting(BoundedProtocol):
+        """Notes how much is received at once."""
+
+        sizes: ClassVar[list[int]] = []
+
+        def data_received(self, data: bytes) -> None:
+            self.sizes.append(len(data))
+            super().data_received(data)
+
+    class NotingServer(Running):
+        """One that serves with it."""
+
+        def __init__(self, settings: ServerSettings) -> None:
+            super().__init__(settings)
+            self.server.config.http = Noting
+
+    chunks = b"1\r\nx\r\n" * (LARGE >> 8)
+    with (
+        running(ServerSettings(), NotingServer) as server,
+        closing(server.connect(b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")) as connection,
+    ):
+        connection.sendall(chunks + b"0\r\n\r\n")
+        until(lambda: sum(Noting.sizes) > len(chunks))
+    assert max(Noting.sizes) <= READ_BYTES

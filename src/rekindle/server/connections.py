@@ -30,6 +30,8 @@ from rekindle.server.observers.log import write_unread
 LINGER_S = 1.0  # how long a refused connection stays open, so that its answer is not lost
 MAX_LINGERING = 64  # refused connections open at a time
 DRAIN_IDLE_S = 2  # how long a connection without a request stays open while the process is drained
+# Bytes read of a connection before others have their turn: of chunks of one byte each it takes 10 ms.
+READ_BYTES = 8 << 10
 CLOSE = (b"connection", b"close")
 NO_HEADERS: Mapping[str, str] = {}
 UNREADABLE = Problem(400, "invalid_request_error", "Invalid HTTP request received.")  # in uvicorn's words
@@ -212,6 +214,7 @@ class BoundedProtocol(H11Protocol):
         """Take a place, or refuse the connection."""
         assert isinstance(transport, asyncio.Transport), transport
         super().connection_made(transport)
+        vars(transport)["max_size"] = READ_BYTES  # of asyncio's transports of sockets; there is no other access to it
         self.conn = Framing(h11.SERVER)
         verdict = self.config.places.enter(self, self.client[0] if self.client else "")
         if verdict == "taken":
