@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 from rekindle.errors import BadRequest
 from rekindle.text.arguments import Arguments, arguments_for_template
-from rekindle.text.messages import Message, ToolCall, normalise_messages
+from rekindle.text.messages import PIECE_CHARS, Message, ToolCall, is_sound, normalise_messages, sound
 
 
 def refusal(*messages: object) -> BadRequest:
@@ -87,3 +90,15 @@ def test_refusals_name_the_place(message: object, param: str) -> None:
 def test_messages_must_be_a_list(raw: object) -> None:
     with pytest.raises(BadRequest):
         normalise_messages(raw)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_no_prompt_may_contain_is_found_anywhere_in_a_long_text(seed: int) -> None:
+    rng = random.Random(seed)
+    text = list(rng.choice(["a", "é", "日", "🙂"]) * (3 * PIECE_CHARS))
+    for _ in range(seed % 4):
+        around = rng.choice([0, 1, 2, 3]) * PIECE_CHARS + rng.randint(-2, 2)
+        text[max(0, min(around, len(text) - 1))] = rng.choice(["\ud800", "\udfff", "\ufdd0"])
+    sent = "".join(text)
+    assert is_sound(sent) == (re.search("[\ud800-\udfff\ufdd0]", sent) is None)
+    assert sound(sent) == re.sub("[\ud800-\udfff\ufdd0]", "\ufffd", sent)

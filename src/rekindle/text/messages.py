@@ -20,6 +20,7 @@ from rekindle.text.omissions import REFUSE, Omissions, text_in
 
 # A Unicode noncharacter: never assigned, so no text loses anything when it is refused. See text/vocabulary.
 GUARD = "\ufdd0"
+PIECE_CHARS = 1 << 16  # takes a millisecond to look through
 _SURROGATES = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"developer": "system", "function": "tool"}  # other names of these roles
@@ -133,14 +134,21 @@ def check_text(text: str, where: str) -> str:
     return text
 
 
+def pieces_of_text(text: str) -> Iterator[str]:
+    """Yield a text in pieces: while a pattern is looked for in a text of megabytes, no other thread runs."""
+    return (text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS))
+
+
 def is_sound(text: str) -> bool:
     """Whether a prompt may contain `text`."""
-    return text.isascii() or (GUARD not in text and not _SURROGATES.search(text))
+    return text.isascii() or (GUARD not in text and not any(map(_SURROGATES.search, pieces_of_text(text))))
 
 
 def sound(text: str) -> str:
     """Replace what a prompt may not contain by U+FFFD."""
-    return text if is_sound(text) else _SURROGATES.sub("\ufffd", text).replace(GUARD, "\ufffd")
+    if is_sound(text):
+        return text
+    return "".join(_SURROGATES.sub("\ufffd", piece).replace(GUARD, "\ufffd") for piece in pieces_of_text(text))
 
 
 def check_json(value: Any, where: str) -> None:
