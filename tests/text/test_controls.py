@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import string
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.text.messages import GUARD
+from rekindle.text.messages import GUARD, PIECE_CHARS
 from rekindle.text.vocabulary import AddedToken, ControlTokens
 
 few_letters = st.text("<a_b>", min_size=1, max_size=5)
@@ -66,6 +67,30 @@ def test_every_place_where_a_token_begins_is_guarded(contents: set[str], text: s
         char + GUARD * any(text.startswith(content, at) for content in contents) for at, char in enumerate(text)
     )
     assert guarded.rstrip(GUARD) == expected.rstrip(GUARD), "a guard more at the end keeps the next text apart"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    contents=st.sets(few_letters, max_size=12),
+    single_words=st.sets(few_letters, max_size=4),
+    texts=st.lists(st.tuples(st.integers(-6, 2), st.text("<a_b>", max_size=12)), max_size=3),
+)
+def test_tokens_are_found_where_pieces_of_a_long_text_meet(
+    contents: set[str], single_words: set[str], texts: list[tuple[int, str]]
+) -> None:
+    tokens = tokens_of(contents | single_words, single_words)
+    controls, apart = ControlTokens(tokens), ""
+    for number, (before, text) in enumerate(texts, start=1):
+        apart += "." * (number * PIECE_CHARS + before - len(apart)) + text
+    expected: list[str | int] = []
+    guarded = ""
+    for part in re.split(r"(\.+)", apart):
+        pieces = [part] if part.startswith(".") else looked_for(tokens, part)
+        joins = pieces and expected and isinstance(pieces[0], str) and isinstance(expected[-1], str)
+        expected = [*expected[:-1], f"{expected[-1]}{pieces[0]}", *pieces[1:]] if joins else [*expected, *pieces]
+        guarded += part if part.startswith(".") else controls.guard(part + ".")[:-1]
+    assert controls.split(apart) == [each for each in expected if each != ""]
+    assert controls.guard(apart + ".") == guarded + "."
 
 
 def test_thousands_of_tokens_and_long_runs_are_told_apart() -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rekindle.errors import ModelRefused
-from rekindle.text.messages import GUARD
+from rekindle.text.messages import GUARD, PIECE_CHARS
 
 MARK = b"\xff"
 CODE_BYTES = 5
@@ -91,6 +92,7 @@ class ControlTokens:
         self._flagged = _Guard([token.content for token in tokens if token.special])
         # Matches leftmost, then longest: as the library matches added tokens.
         self._pattern = re.compile(_longest_of({token.content: _after(token) for token in tokens})) if tokens else None
+        self._longest = max((len(token.content) for token in tokens), default=0)
 
     def guard(self, text: str) -> str:
         """Guard every look-alike of a control token in `text`."""
@@ -119,7 +121,7 @@ class ControlTokens:
         """Split rendered text into texts and token ids, in order, without guards and blanks that tokens strip."""
         pieces: list[str | int] = []
         end, strip_next = 0, False
-        for found in self._pattern.finditer(text) if self._pattern else ():
+        for found in _found_in(text, self._pattern, self._longest) if self._pattern else ():
             token = self.by_content[found.group()]
             _append_text(pieces, text[end : found.start()], left=strip_next, right=token.lstrip)
             pieces.append(token.id)
@@ -132,22 +134,41 @@ class _Guard:
     """Inserts the guard into every occurrence of some texts, overlapping ones too."""
 
     def __init__(self, contents: Sequence[str]) -> None:
-        self._starts: Callable[[str], str] | None = None
-        if contents:
-            pattern = re.compile(f"(?s)(?={_longest_of(dict.fromkeys(contents, ''))})(.)")
-            self._starts = lambda text: pattern.sub(rf"\1{GUARD}", text)
-        self._first = {content[0] for content in contents}
+        rests: dict[str, dict[str, str]] = {}
+        for content in contents:
+            rests.setdefault(content[0], {})[content[1:]] = ""
+        # A pattern that begins with characters finds them ten times faster than one that looks ahead everywhere.
+        self._starts = re.compile(
+            "|".join(f"{re.escape(first)}(?={_longest_of(rest)})" for first, rest in rests.items())
+        )
+        self._first = rests.keys()
         self._beginnings = {content[:end] for content in contents for end in range(1, len(content))}
         self._longest = max((len(beginning) for beginning in self._beginnings), default=0)
 
     def apply(self, text: str) -> str:
-        if self._starts is None or not any(char in text for char in self._first):
+        if not any(char in text for char in self._first):
             return text
-        guarded = self._starts(text)
+        ends = [0, *(found.end() for found in _found_in(text, self._starts, self._longest)), len(text)]
+        guarded = GUARD.join(text[start:end] for start, end in pairwise(ends))
         # What follows in the template or in the next content may complete a token that begins here.
-        ends = (text[-length:] for length in range(1, min(self._longest, len(text)) + 1))
-        dangling = any(end in self._beginnings and end.strip(WHITE_SPACE) for end in ends)
+        last = (text[-length:] for length in range(1, min(self._longest, len(text)) + 1))
+        dangling = any(end in self._beginnings and end.strip(WHITE_SPACE) for end in last)
         return guarded + GUARD if dangling else guarded
+
+
+def _found_in(text: str, pattern: re.Pattern[str], longest: int) -> Iterator[re.Match[str]]:
+    """Yield what `pattern.finditer(text)` would, from pieces: while one is looked through, no other thread runs.
+
+    `longest`: how many characters decide whether there is a match, up to one after it.
+    """
+    at = 0
+    for end in range(PIECE_CHARS, len(text) + PIECE_CHARS, PIECE_CHARS):
+        for found in pattern.finditer(text, at, end + longest):
+            if found.start() >= end:
+                break
+            yield found
+            at = found.end()
+        at = max(at, end)
 
 
 def _after(token: AddedToken) -> str:
