@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
+from rekindle.engine.intake.fairness import FairWorkers
+from rekindle.engine.intake.long_prompts import LONG_CHARS, LongPrompts
+from rekindle.engine.types import GenerationRequest
+from rekindle.errors import PromptTooLong
+from rekindle.text.messages import Message, ToolCall
 from tests.server.conftest import Served
+from tests.text.families import encoder_for
 
 SPACES = " " * 10_500_000  # more than a tokenizer's regular expressions take
 ONE = {"role": "user", "content": "Hi."}
@@ -39,6 +45,34 @@ def test_what_cannot_fit_is_a_400_and_everybody_else_is_answered(served: Served,
         assert answer.error["code"] == "context_length_exceeded"
         assert answer.error["param"] in ("messages", "prompt", "input", "text")
     assert served.chat("Hello?").status == 200
+
+
+LONG = "x" * (LONG_CHARS + 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", LONG),
+        Message("user", "Hi.", name=LONG),
+        Message("tool", "Hi.", tool_call_id=LONG),
+        Message("assistant", "Hi.", reasoning=LONG),
+        Message("assistant", "Hi.", tool_calls=(ToolCall(LONG, "f", "{}"),)),
+    ],
+    ids=["content", "name", "id of a result", "reasoning", "id of a call"],
+)
+def test_a_long_text_makes_a_prompt_long_wherever_it_is(message: Message) -> None:
+    assert LongPrompts(FairWorkers("none")).takes(GenerationRequest(messages=(message,)))
+    with pytest.raises(PromptTooLong):
+        encoder_for("hermes").bounded(1).render_chat([Message("user", "Hi."), *[message] * 8])
+
+
+def test_variables_of_the_template_count_as_well() -> None:
+    said, prompts = (Message("user", "Hi."),), LongPrompts(FairWorkers("none"))
+    assert not prompts.takes(GenerationRequest(messages=said, template_kwargs={"a": ["x"]}))
+    assert prompts.takes(GenerationRequest(messages=said, template_kwargs={"a": ["x" * LONG_CHARS]}))
+    with pytest.raises(PromptTooLong):
+        encoder_for("hermes").bounded(1).render_chat(said, a=["x" * LONG_CHARS] * 8)
 
 
 def test_completions_look_at_each_of_their_prompts(served: Served) -> None:

@@ -79,8 +79,9 @@ def exceeds(values: Iterable[Any], most: int) -> bool:
 
 
 def _num_chars(message: Message) -> int:
-    calls = sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
-    return len(message.content) + len(message.reasoning or "") + calls
+    calls = sum(len(call.arguments) + len(call.name) + len(call.id or "") for call in message.tool_calls)
+    texts = (message.content, message.reasoning, message.name, message.tool_call_id)
+    return calls + sum(len(text) for text in texts if text)
 
 
 def _sizes(values: Iterable[Any]) -> Iterator[int]:

@@ -143,7 +143,7 @@ class PromptEncoder:
         """
         guard = self.controls.guard
         if self.bound is not None:
-            self.bound.check_messages(messages, tools)
+            self.bound.check_messages(messages, [*(tools or ()), template_kwargs])
         check_json(tools, "tools")
         if self.tools_in_text is not None:
             messages, tools = self.tools_in_text.written(messages, tools), None

@@ -86,4 +86,5 @@ def _size(request: GenerationRequest) -> int:
         return len(request.token_ids)
     if request.messages is None:
         return len(request.text or "")
-    return num_chars(request.messages, request.tools) + len(request.reply_prefix)
+    sent = [*(request.tools or ()), request.template_kwargs]
+    return num_chars(request.messages, sent) + len(request.reply_prefix)
