@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle.text.messages import Message
@@ -45,6 +47,44 @@ def test_most_of_a_text_is_no_tail() -> None:
     assert changing_tail(f"You help.\nBuild: 1\n{RULES}", f"You help.\nBuild: 2\n{RULES}") is None
     assert changing_tail(f"Build: 1\n{RULES}", f"Build: 2\n{RULES}") is None
     assert changing_tail(RULES, RULES) is None
+
+
+PARTS = [
+    *("gitStatus:", '<context name="gitStatus">', "</context>", "Git snapshot at conversation start.", "\n```text"),
+    *("Here is ", "some ", "useful information about the environment", "\n<env>", "</env>", "\n```", "```text\n"),
+    *("\n", "\n\n", " ", "words", "Build: 1", "Host"),
+]
+KNOWN = [
+    (r"^gitStatus:", None),
+    (r'^<context name="gitStatus">', "</context>"),
+    (r"^Git snapshot at conversation start\.[^\n]*\n```text$", "\n```"),
+    (r"^Here is (?:some )?useful information about the environment[^\n]*\n<env>", "</env>"),
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(PARTS), max_size=14),
+    headings=st.lists(st.sampled_from(["Build:", "Host", "words", "", "a b"]), max_size=2),
+)
+def test_changing_parts_are_what_their_patterns_find(parts: list[str], headings: list[str]) -> None:
+    content = "".join(parts)
+    found: list[tuple[int, int]] = []
+    for pattern, end in (*KNOWN, *((rf"^[ \t]*{re.escape(heading)}", None) for heading in headings)):
+        at = 0
+        while (begun := re.compile(pattern, re.MULTILINE).search(content, at)) is not None:
+            stop = len(content) if end is None else content.find(end, begun.end())
+            if stop < 0:
+                break
+            at = stop + len(end or "")
+            found.append((begun.start(), at))
+            if end is None:
+                break
+    spans: list[tuple[int, int]] = []
+    for start, stop in sorted(found):
+        if not spans or start >= spans[-1][1]:
+            spans.append((start, stop))
+    assert volatile_spans(content, headings) == spans
 
 
 def test_lines_are_counted_from_one() -> None:

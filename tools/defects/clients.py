@@ -275,8 +275,8 @@ CLIENTS = (
     one(
         "only the first part of a tail moves",
         "text/tails.py",
-        'at = stop + len(end or "")\n        yield found.start(), at',
-        'yield found.start(), stop + len(end or "")\n        return',
+        'at = stop + len(end or "")\n        yield start, at',
+        'yield start, stop + len(end or "")\n        return',
         f"{NORMAL}::test_a_changing_tail_moves_to_the_first_user_message",
     ),
     one(
