@@ -59,6 +59,7 @@ KNOWN_PATTERNS = frozenset(
 _RESUMABLE = re.compile(rb"[\x21-\x7e](?=\x20)")
 _FIRST_WINDOW = 512
 PIECE_BYTES = 64 << 10
+WINDOWS = 16  # parts of a piece that are split one after the other
 LONGEST_WORD = 1 << 20  # bytes of one pre-token: regular expressions panic on ten million blanks
 
 
@@ -132,6 +133,20 @@ class SafeCuts:
             yield text[start:]
 
     def _piece_end(self, splitter: pre_tokenizers.PreTokenizer, text: bytes, start: int, size: int) -> int:
+        """The last cut in a piece of about `size` bytes from `start`.
+
+        Where no space begins a pre-token it is found by splitting. No other thread runs meanwhile, so small windows are
+        split, each from the cut in the one before.
+        """
+        at = _last_resumable(text, start, start + size)
+        if at is not None:
+            return at
+        window, end = max(1, size // WINDOWS), start
+        while end < len(text) and end - start <= size - window:
+            end = self._window_end(splitter, text, end, window)
+        return end
+
+    def _window_end(self, splitter: pre_tokenizers.PreTokenizer, text: bytes, start: int, size: int) -> int:
         """The last cut in a window from `start`, as large as needed to hold one."""
         while start + size < len(text):
             end = start + size
