@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer, normalizers
 
-from rekindle.errors import ModelRefused
+from rekindle.errors import BadRequest, ModelRefused
 from rekindle.text import splitters
 from rekindle.text.messages import GUARD
 from rekindle.text.template import special_token_names
@@ -32,6 +33,8 @@ from rekindle.worker import is_meant_for_thread
 # prepend: before every text.
 Prefix = Literal["none", "first", "each", "prepend"]
 FILE_NAME = "tokenizer.json"
+COMPOSED_CHARS = 1 << 15  # normalised at a time, in milliseconds
+MOST_COMBINING = 1 << 15  # in a row; texts have up to 30
 _SCHEMES: Mapping[str, Prefix] = {"always": "each", "first": "first", "never": "none"}
 _PROBES = (
     "Hello world, it's 2024-05-06 and 1234567 is a number.",
@@ -117,7 +120,7 @@ class TextTokenizer:
 
         `at_start`: it is the first text of the prompt. Opaque tokenizers normalise when they encode.
         """
-        text = self._nfc.normalize_str(text) if self._nfc else text
+        text = composed(self._nfc, text) if self._nfc else text
         text = text.replace(BLANK, " ") if self._blank else text
         if self.prefix == "none" or (self.prefix == "first" and not at_start):
             return text
@@ -156,6 +159,34 @@ class TextTokenizer:
         probes = [*_PROBES, *(f"x {token.content} y{token.content}" for token in self.kept)]
         texts = [self.normalise(text, at_start=True) for text in probes]
         return all(table.key(ids) == text.encode() for text, ids in zip(texts, self.encode(texts), strict=True))
+
+
+def composed(nfc: normalizers.Normalizer, text: str, *, size: int = COMPOSED_CHARS) -> str:
+    """Return `nfc.normalize_str(text)`, made of pieces of about `size` characters: no other thread runs during one.
+
+    BadRequest for more than any text has of characters that combine with those before them.
+    """
+    if text.isascii():
+        return text
+    pieces, start = list[str](), 0
+    while start < len(text):
+        end = start + size
+        while end < len(text) and not stands_apart(text[end]):
+            end += 1
+            if end - start > size + MOST_COMBINING:
+                raise BadRequest(f"the prompt holds more than {MOST_COMBINING:,} combining characters in a row")
+        pieces.append(nfc.normalize_str(text[start:end]))
+        start = end
+    return "".join(pieces)
+
+
+def stands_apart(char: str) -> bool:
+    """Whether a character never composes with what comes before it: none does but marks and a few parts of syllables.
+
+    One that is unknown here may be a mark in a later version of Unicode.
+    """
+    is_part = "\u1160" <= char <= "\u11ff" or char == "\U00016d67"  # of Hangul, and of Kirat Rai
+    return not is_part and unicodedata.category(char) not in ("Mn", "Mc", "Me", "Cn")
 
 
 def _hidden(content: str) -> str:
