@@ -17,7 +17,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
-from rekindle.server.answers.answer import LARGE_BODY, Answer, Stamp, accepted, submit_all
+from rekindle.server.answers.answer import FEW_TOKENS, LARGE_BODY, Answer, Stamp, accepted, submit_all
 from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.border import HttpError
 from rekindle.server.gate.caller import Caller, grant
@@ -29,6 +29,7 @@ from rekindle.server.openai.text import CompletionReply
 from rekindle.text.replies import find_reply_format
 from tests.server.conftest import Served
 from tests.server.test_metrics import samples, value
+from tests.server.test_openai import report
 from tests.text.families import encoder_for
 
 
@@ -158,6 +159,34 @@ def test_a_cancel_before_the_beginning_is_the_clients_leaving_and_a_stop_to_who_
     assert (caught.value.problem.status, caught.value.problem.code) == (503, "stopping")
     found = samples(metrics.text())
     assert value(found, "rekindle_failures_total", status="499") == value(found, "rekindle_failures_total") == 1
+
+
+@pytest.mark.parametrize("prompt_tokens", [100, 10 * FEW_TOKENS])
+def test_a_large_answer_is_written_beside_the_event_loop(prompt_tokens: int) -> None:
+    class Noting(CompletionReply):
+        """Notes which thread encodes it."""
+
+        written_by: threading.Thread
+
+        def whole(self) -> dict[str, Any]:
+            self.written_by = threading.current_thread()
+            return super().whole()
+
+    generation, metrics = Generation(), Metrics("toy")
+    said = report(prompt_tokens=prompt_tokens, computed_tokens=prompt_tokens - 90)
+    generation.put(Delta("Hi", (1,), finish_reason="stop", report=said))
+    call = parse_completion({"prompt": "Hi"}, Caller())
+    reply = Noting(Stamp("cmpl-1", 0, "toy"), call, [generation], decode=str, token_bytes=lambda _: b"")
+    answer = Answer(reply, [generation], metrics.began(Caller(), "/v1/completions", {}), params={}, ping_s=60.0)
+
+    async def silent() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": [], "app": app}, silent)
+    response = asyncio.run(answer.whole(request))
+    assert json.loads(bytes(response.body))["choices"][0]["text"] == "Hi"
+    assert (reply.written_by is not threading.current_thread()) == (prompt_tokens > FEW_TOKENS)
 
 
 def test_a_client_that_left_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

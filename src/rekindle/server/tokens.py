@@ -14,11 +14,13 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import read
+from rekindle.server.answers.documents import LargeDocument
 from rekindle.server.answers.options import template_kwargs
 from rekindle.server.answers.validation import Items, StrictModel, validated
 from rekindle.server.border import Router
@@ -160,19 +162,19 @@ def tokens_router(engine: Engine, model: ServedModel, *, strict: bool) -> APIRou
     tokenizer = _Tokenizer(engine, model, strict=strict)
 
     @router.post(TOKENIZE, response_model=Tokens)
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         """Tokenize a text or a rendered conversation, encoded afresh as a whole."""
-        return await read(request, tokenizer.own, param="messages")
+        return await read(request, lambda sent: LargeDocument(tokenizer.own(sent)), param="messages")
 
-    @router.post(VLLM_TOKENIZE)
-    async def tokenize_as_vllm(request: Request) -> dict[str, Any]:
+    @router.post(VLLM_TOKENIZE, response_model=dict[str, Any])
+    async def tokenize_as_vllm(request: Request) -> Response:
         """The same under the names of vLLM or llama.cpp."""
-        return await read(request, tokenizer.vllm, param="messages")
+        return await read(request, lambda sent: LargeDocument(tokenizer.vllm(sent)), param="messages")
 
-    @router.post(DETOKENIZE)
-    async def detokenize(request: Request) -> dict[str, Any]:
+    @router.post(DETOKENIZE, response_model=dict[str, Any])
+    async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        return await read(request, tokenizer.detokenize, param="messages")
+        return await read(request, lambda sent: LargeDocument(tokenizer.detokenize(sent)), param="messages")
 
     @router.get("/tokenizer_info")
     def tokenizer_info() -> dict[str, Any]:

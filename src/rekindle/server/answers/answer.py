@@ -25,6 +25,7 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest, Progress, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.answers.comparison import ComparableIds, RequestParts
+from rekindle.server.answers.documents import LargeDocument
 from rekindle.server.answers.hints import applied, hinted
 from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
 from rekindle.server.border import NO_MARKS, HttpError, Problem, in_thread, invalid, parse_json, problem_of
@@ -38,6 +39,7 @@ from rekindle.worker import contained
 # A body of up to so many bytes, and of few values, costs the event loop a few milliseconds.
 LARGE_BODY = 256 << 10
 FEW_MARKS = 1000  # commas, colons and brackets
+FEW_TOKENS = 256  # of an answer that the event loop may write, whatever is said of each
 Value = TypeVar("Value")
 Submitted = TypeVar("Submitted")
 
@@ -242,6 +244,7 @@ class Answer:
         self._params = params
         self._ping_s = ping_s
         self._first_report: Report | None = None
+        self._num_tokens = 0  # of prompts and replies
         self._was_opened = False
         self._was_cancelled = False
 
@@ -254,7 +257,10 @@ class Answer:
         if self._was_cancelled:
             return problem_of(_cancelled()).response(request.scope)
         await self._settled()
-        return JSONResponse(self._reply.whole(), headers=self._headers())
+        headers = self._headers()
+        if self._num_tokens > FEW_TOKENS:
+            return await in_thread(lambda: LargeDocument(self._reply.whole(), headers=headers))
+        return JSONResponse(self._reply.whole(), headers=headers)
 
     async def stream(self, request: Request) -> Response:
         """Return the answer as events; the head waits for the first of choice 0, or for the first ping."""
@@ -320,6 +326,7 @@ class Answer:
             self._first_report = delta.report
         if delta.finish_reason is None or delta.report is None:
             return chunks
+        self._num_tokens += delta.report.prompt_tokens + delta.report.completion_tokens
         reason = "stop" if has_ended else delta.finish_reason
         message, which = self._reply.message(index), ReplyId(self._reply.id, index)
         self._watch.finished(generation.id, delta.report, reason, reply=message, id=which)
