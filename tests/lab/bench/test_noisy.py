@@ -35,6 +35,9 @@ def test_every_attack_is_a_body_of_about_the_asked_size() -> None:
     assert {"words", "spaces", "nested lists", "picture", "agent's file", "api/chat"} <= {
         name.lstrip("/") for name in large
     }
+    *chunks, last, _, _ = attacks(FILL)["one-byte chunks"].body.split(b"\r\n")
+    sizes, parts = chunks[::2], chunks[1::2]
+    assert last == b"0" and {*sizes} == {b"1"} and json.loads(b"".join(parts))["messages"]
     with pytest.raises(ConfigError, match="no arm 'wrods'; there are words, "):
         NoisyBench(only=("wrods",))
 

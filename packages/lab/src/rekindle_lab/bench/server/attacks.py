@@ -17,12 +17,14 @@ HEADER = "x-anthropic-billing-header: "
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A body sent without a pause over `connections` at once; `reads` False: the answer is left unread."""
+    """A body sent without a pause over `connections` at once; `reads` False: the answer is left unread. `is_chunked`:
+    the body has the marks of its chunks."""
 
     path: str
     body: bytes
     connections: int = 1
     reads: bool = True
+    is_chunked: bool = False
 
 
 def attacks(fill: int) -> dict[str, Attack]:
@@ -43,7 +45,7 @@ def attacks(fill: int) -> dict[str, Attack]:
     found |= {f"{name}, may fit": attack for name, attack in _dialects("word " * (fits // 5)).items()}
     found["picture"] = _attack(CHAT, _picture(fill))
     found["agent's file"] = Attack("/v1/agents/loud/import", bytes(fill))
-    return found | _streams() | _constraints()
+    return found | _values(fill) | _streams() | _constraints()
 
 
 def _filled(unit: str, size: int) -> str:
@@ -63,6 +65,23 @@ def _dialects(text: str) -> dict[str, Attack]:
         "/api/generate": {"prompt": text},
     }
     return {path.removeprefix("/v1/"): _attack(path, body) for path, body in bodies.items()}
+
+
+def _values(fill: int) -> dict[str, Attack]:
+    """Return bodies whose values, or whose ways of being sent, cost more than their bytes."""
+    words, most = _filled("word ", fill), min(fill // 16, 390_000)  # nearly as many objects and keys as a body may have
+    hints = {"agent_hints": {f"k{at:06}": 1 for at in range(most)}}
+    tools = [{"name": f"f{at:06}", "input_schema": {}} for at in range(most // 4)]
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps(_chat("word " * (fill // 30))).encode())
+    return {
+        "suffix": _attack("/v1/completions", {"prompt": "Hi.", "suffix": words}),
+        "role": _attack(CHAT, {"messages": [{"role": words, "content": "Hi."}]}),
+        "empty parts": _attack("/v1/messages", {"messages": [{"role": "user", "content": [{}] * most}]}),
+        "65,000 empty parts": _attack("/v1/messages", {"messages": [{"role": "user", "content": [{}] * 65_000}]}),
+        "unknown hints": _attack(CHAT, {**_chat("Hi."), "nvext": hints}),
+        "tools": _attack("/v1/messages", {**_chat("Hi."), "tools": tools}),
+        "one-byte chunks": Attack(CHAT, chunks + b"0\r\n\r\n", is_chunked=True),
+    }
 
 
 def _streams() -> dict[str, Attack]:

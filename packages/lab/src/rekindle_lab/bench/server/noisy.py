@@ -172,7 +172,8 @@ def _measured(process: ServerProcess, attack: Attack, seconds: float) -> Noticed
         time.sleep(LOOK_S)
 
     def shout() -> None:
-        noticed.answers[_send(port, "POST", attack.path, attack.body, key=KEYS["noisy"], reads=attack.reads)] += 1
+        how = {"reads": attack.reads, "is_chunked": attack.is_chunked}
+        noticed.answers[_send(port, "POST", attack.path, attack.body, key=KEYS["noisy"], **how)] += 1
 
     ask([], [], WARM_UP_S)
     with _looping([live]) as ended:
@@ -210,11 +211,22 @@ def _looping(works: list[Callable[[], None]]) -> Iterator[threading.Event]:
             thread.join(LOOK_S)
 
 
-def _send(port: int, method: str, path: str, body: bytes | None, *, key: str | None, reads: bool = True) -> int:
+def _send(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None,
+    *,
+    key: str | None,
+    reads: bool = True,
+    is_chunked: bool = False,
+) -> int:
     """Return the status of an answer, read to its end or left unread until the timeout; 0 if none came."""
     headers = {"Content-Type": "application/json", "Connection": "close"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
+    if is_chunked:  # so that http.client sends the body as it is
+        headers["Transfer-Encoding"] = "chunked"
     connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)
     try:
         connection.request(method, path, body, headers)
