@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 
 import pytest
@@ -66,6 +67,21 @@ def test_the_same_key_in_two_objects_is_no_matter(served: Served) -> None:
     body = {**CHAT, "messages": [*SAID, {"role": "assistant", "content": "Hi."}, *SAID]}
     assert served.send("POST", "/v1/chat/completions", body).status == 200
     assert served.send("POST", "/v1/tokenize", b'{"text": "a"').error["message"].startswith("the body is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/agents/a/pin", "KEYS"),
+        ("/v1/agents/a/fork", '{"target": "b", "more": KEYS}'),
+        ("/v1/coordination/sessions", '{"agents": [{"name": "Ada"}, KEYS]}'),
+    ],
+)
+def test_bodies_of_which_every_unknown_key_is_an_error_have_few(served: Served, path: str, body: str) -> None:
+    for count, said in ((1000, "Extra inputs|required"), (1025, "more than 1,024 keys"), (100_000, "more than 1,024")):
+        keys = json.dumps({f"k{at}": at for at in range(count)})
+        answer = served.send("POST", path, body.replace("KEYS", keys).encode())
+        assert answer.status == 400 and re.search(said, answer.error["message"]), answer.body[:300]
 
 
 def test_a_session_with_a_key_twice_is_refused(served: Served) -> None:

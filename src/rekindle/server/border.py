@@ -57,6 +57,8 @@ MAX_KEY_CHARS = 100  # of a key, in error messages
 MOST_VALUES = 1_000_000  # for example the ids of a batch of prompts
 MOST_MEMBERS = 400_000  # lists, objects and keys; 100,000 messages have 300,000
 FEW_BYTES = 1 << 20  # values of bodies up to this size are not counted
+MOST_KEYS = 1024  # of an object in a body that FastAPI reads
+SHORT_BYTES = 64 << 10  # of such a body that the event loop parses
 NO_MARKS = bytes(set(range(256)) - set(b",[{:"))  # what is not counted
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or its beginning
 Dialect = Literal["openai", "anthropic", "ollama"]
@@ -268,7 +270,7 @@ class _Twice(Exception):
         self.key = key
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """Parse a body as JSON; 400 if it is invalid, has too many values, or an object in it has a duplicate key.
 
     Takes twice as long as `json.loads` for a body of small objects, no longer for one that is mostly text.
@@ -276,7 +278,7 @@ def parse_json(raw: bytes) -> Any:
     if len(raw) > FEW_BYTES:
         _check_values(raw)
     try:
-        return json.loads(raw, object_pairs_hook=_unique)
+        return json.loads(raw, object_pairs_hook=pairs_hook or _unique)
     except _Twice as error:
         key = error.key[:MAX_KEY_CHARS]
         raise invalid(400, f"the body has the key {key!r} twice in one object", param=key) from None
@@ -315,12 +317,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def _few(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MOST_KEYS:
+        raise invalid(400, f"an object in the body has more than {MOST_KEYS:,} keys: leave out what is not known here")
+    return _unique(pairs)
+
+
 class StrictRequest(Request):
-    """A request that parses its body with `parse_json`, for routes whose bodies FastAPI reads."""
+    """A request that parses its body with `parse_json`, for routes whose bodies FastAPI reads: on the event loop, and
+    with an error for each key that it does not know, so no object may have many."""
 
     async def json(self) -> Any:
         """Return the parsed body."""
-        return parse_json(await self.body())
+        raw = await self.body()
+        return parse_json(raw, _few) if len(raw) <= SHORT_BYTES else await in_thread(parse_json, raw, _few)
 
 
 class Route(APIRoute):
