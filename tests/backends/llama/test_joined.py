@@ -218,7 +218,7 @@ def test_one_that_computes_is_compared_once_it_rests(
 
 
 def has_the_rows(backend: Backend, server: JoinedServer) -> bool:
-    """Whether it has the rows that were probed, as far as can be told."""
+    """Whether it has the rows that were probed, as far as can be said."""
     try:
         backend.run(server.check()).result()
     except BackendFailed:

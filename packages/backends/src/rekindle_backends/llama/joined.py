@@ -85,7 +85,7 @@ class JoinedServer:
             raise BackendFailed(self._refusal or MEANWHILE)
 
     async def _compare(self, process: str, num_slots: int) -> None:
-        """Accept or refuse a process; BackendFailed while that cannot be told: if another one answers meanwhile, or it
+        """Accept or refuse a process; BackendFailed while that is not known: if another one answers meanwhile, or it
         computes for us, as tokens in the same batch change bits."""
         if num_slots != self._num_slots:
             self._refuse_slots(f"it has {num_slots} slots and had {self._num_slots}")
