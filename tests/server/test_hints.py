@@ -227,7 +227,9 @@ def test_a_higher_priority_gets_ahead_in_the_queue(single: Served) -> None:
     threads = [ask("running", long)]
     until(lambda: stats().num_running == 1)
     for count, (name, priority) in enumerate([("late", -5), ("plain", 0), ("soon", 5), ("first", 10)], start=1):
-        threads.append(ask(name, {"nvext": {"agent_hints": {"priority": priority}}}))
+        # As long as a thread may wait on a busy machine before it says that it has its reply.
+        slow = {"max_tokens": 150, "ignore_eos": True}
+        threads.append(ask(name, {"nvext": {"agent_hints": {"priority": priority}}, **slow}))
         until(lambda count=count: stats().num_waiting == count)
     assert stats().num_running == 1, "the first one has ended too early to show anything"
     for thread in threads:
