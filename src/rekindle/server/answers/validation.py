@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from rekindle.errors import BadRequest, quoted
+from rekindle.server.border import MOST_KEYS
 from rekindle.text.messages import sound_values
 from rekindle.text.omissions import REFUSE, Omissions
 
@@ -27,7 +28,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "suffix": ("",),
 }
-MAX_KEYS = 1024  # of an object inside the body
 MOST_UNKNOWN = 32  # rounds of leaving out unknown keys inside parameters
 OWN = "rekindle"  # our own parameter, whose keys are known
 MAX_NAME_CHARS = 100  # of a parameter's name, in error messages
@@ -80,9 +80,9 @@ def validated(
     for name in [name for name in given if name not in kind.model_fields]:
         omissions.parameter(name)
         del given[name]
-    crowded = next((name for name, value in given.items() if isinstance(value, dict) and len(value) > MAX_KEYS), None)
+    crowded = next((name for name, value in given.items() if isinstance(value, dict) and len(value) > MOST_KEYS), None)
     if crowded is not None:
-        raise BadRequest(f"{crowded} has more than {MAX_KEYS} keys", param=crowded)
+        raise BadRequest(f"{crowded} has more than {MOST_KEYS} keys", param=crowded)
     given = {name: _as_wanted(value, kind.model_fields[name].annotation) for name, value in given.items()}
     for _ in range(MOST_UNKNOWN):
         try:
