@@ -277,6 +277,8 @@ class Server:
                 self.put(slot, Slot())
                 return 200, {"id_slot": number, "n_erased": 0}
             path = Path(self.options.slot_save_path) / body["filename"]
+            if action == "save" and Path(os.environ.get("IMITATION_FULL", os.devnull)).is_file() and number == 0:
+                return 500, {"error": {"message": "unable to save slot 0", "code": 500}}
             if action == "save":
                 data = written(slot, number, self.num_streams, self.model) if slot.tokens else b""
                 path.write_bytes(data)

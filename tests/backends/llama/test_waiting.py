@@ -13,11 +13,9 @@ import pytest
 from rekindle import Engine
 from rekindle.cache.blocks.hashing import chain_hashes
 from rekindle.engine.core.interface import Core
-from rekindle.errors import BackendFailed
 from rekindle.store.commands import Pin
 from rekindle.store.values import SequenceRecord
-from rekindle_backends.llama import keeping, states
-from rekindle_backends.llama.slot_file import SlotFile
+from rekindle_backends.llama import keeping
 from tests.backends.llama.test_slot_memory import Talk, front
 
 WAIT_S = 60.0
@@ -56,23 +54,18 @@ def in_two_slots(engine: Engine, talk: Talk, log: Path) -> None:
 def test_a_turn_outlasts_that_of_another_agent_which_shares_its_prompt(
     gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    save = states.States.save
-
-    async def failing(self: states.States, slot: int, num_tokens: int) -> SlotFile:
-        if slot == 0:
-            raise BackendFailed("the disk of this slot is full")
-        return await save(self, slot, num_tokens)
-
+    monkeypatch.setenv("IMITATION_FULL", str(full := tmp_path / "full"))
     monkeypatch.setenv("IMITATION_TOKEN_S", "0.05")
     monkeypatch.setenv("IMITATION_ENDS", "0")
     with front(gguf, tmp_path / "store") as engine:
         in_two_slots(engine, Talk(gguf, tmp_path / "log"), tmp_path / "log")
         if end == "failed read":
-            monkeypatch.setattr(states.States, "save", failing)
+            full.touch()
         else:
             {"purge": engine.agent("a").purge, "delete": engine.agent("a").delete}[end]()
         assert engine.flush()
         engine.check()
+    full.unlink(missing_ok=True)
     with front(gguf, tmp_path / "store") as engine:
         assert engine.agent("b").info().warm_tokens == 256
 
