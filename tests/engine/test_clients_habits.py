@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle import Engine
+from rekindle.engine.intake.candidates import asks_for_summary
 from rekindle.engine.types import Breakpoint, ChatResult, GenerationRequest
 from rekindle.model.params import SamplingParams
 from rekindle.text.messages import Message, normalise_messages
@@ -152,19 +153,15 @@ PARAMETERS = '"parameters"'  # of a tool, as the template writes it
 SUMMARISER = {"role": "system", "content": "You write summaries of conversations, in a few words."}
 
 
-@pytest.mark.parametrize("agent", ["ada", None])
-def test_a_history_with_a_summarisers_system_text_keeps_the_prompt_that_it_had(
-    engine: Engine, agent: str | None
-) -> None:
-    """As Qwen Code asks for a summary."""
+def test_a_history_with_a_summarisers_system_text_keeps_the_prompt_that_it_had(engine: Engine) -> None:
     history = [system("\n\ngitStatus: clean"), user("look please"), called(LOOK), RESULT]
-    ask(engine, *history[:2], agent=agent)
-    ask(engine, *history, agent=agent)
+    ask(engine, *history[:2])
+    ask(engine, *history)
     history.append({"role": "assistant", "content": "In the attic."})
-    ask(engine, *history, user("talk more"), agent=agent)
+    ask(engine, *history, user("talk more"))
     written = called(json.dumps(VALUE, separators=(",", ":")))
     asked = [SUMMARISER, history[1], written, *history[3:], user("talk and summarise.")]
-    result = ask(engine, *asked, tools=None, agent=agent)
+    result = ask(engine, *asked, tools=None)
     assert result.report.reused_tokens >= 0.9 * result.report.prompt_tokens
     assert [(each.kind, each.message_index, each.text) for each in result.report.normalised] == [
         ("tail", 0, "gitStatus: clean"),
@@ -175,7 +172,7 @@ def test_a_history_with_a_summarisers_system_text_keeps_the_prompt_that_it_had(
     newest = prompt.index("talk and summarise.")
     assert SUMMARISER["content"] + "\n\ntalk and summarise." in prompt and prompt.count(PARAMETERS) == 2
     assert prompt.count("gitStatus: clean") == 1 and prompt.index("In the attic.") < newest
-    again = ask(engine, *history[:4], tools=TOOLS, agent=agent)
+    again = ask(engine, *history[:4])
     assert again.report.outcome != "cold" and "summaries" not in engine.encoder.decode(again.prompt_ids)
 
 
@@ -198,17 +195,45 @@ def test_a_summarisers_system_text_stays_where_it_is_not_certain_to_belong(engin
     assert PARAMETERS not in engine.encoder.decode(result.prompt_ids)
 
 
-def test_a_conversation_without_a_name_keeps_no_tools_that_its_user_left_out(engine: Engine) -> None:
-    """Many begin with the same words; with tools switched off they have none."""
+def test_what_a_conversation_without_a_name_left_out_is_never_taken_from_another(engine: Engine) -> None:
+    """Two users of one key whose conversations begin with the same words, and with the same reply."""
     history = [system(), user("look please"), called(LOOK), RESULT]
     ask(engine, *history[:2], agent=None)
     ask(engine, *history, agent=None)
     for asked in (
         [*history, user("talk and summarise.")],
-        [SUMMARISER, user("look please"), called("{}", "Elsewhere."), RESULT, user("talk and summarise.")],
+        [SUMMARISER, *history[1:], user("talk and summarise.")],
+        [{"role": "system", "content": "You serve Bob."}, *history[1:], user("talk of a summary")],
     ):
         result = ask(engine, *asked, tools=None, agent=None)
-        assert result.report.normalised == () and PARAMETERS not in engine.encoder.decode(result.prompt_ids)
+        prompt = engine.encoder.decode(result.prompt_ids)
+        assert result.report.normalised == () and PARAMETERS not in prompt
+        assert (system()["content"] in prompt) == (asked[0] == system())
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [system(), {"role": "system", "content": "You are a strict judge. Say PASS or FAIL."}],
+    ids=["its own system text", "a judge's"],
+)
+def test_a_turn_without_tools_that_asks_for_no_summary_is_as_it_was_sent(
+    engine: Engine, beginning: dict[str, str]
+) -> None:
+    history = [system(), user("look please and summarise"), called(LOOK), RESULT]
+    ask(engine, *history[:2])
+    ask(engine, *history)
+    attic = {"role": "assistant", "content": "A summary: it is in the attic."}
+    result = ask(engine, beginning, *history[1:], attic, user("talk of it"), tools=None)
+    prompt = engine.encoder.decode(result.prompt_ids)
+    assert result.report.normalised == () and PARAMETERS not in prompt and beginning["content"] in prompt
+    own = "You write a summary when you are asked to."
+    for messages in ([{"role": "system", "content": own}, *history[1:]], [*history, user("talk " + "on " * 3000)]):
+        assert not asks_for_summary(normalise_messages(messages), [own])
+    long = ("word " * 2000, " summary ", "word " * 2000)
+    assert not asks_for_summary([Message("user", "".join(long))], [])
+    assert asks_for_summary([Message("user", "".join(long[:2]))], []) and asks_for_summary(
+        [Message("user", long[1])], []
+    )
 
 
 SKILLS = "Skills: " + "a set of instructions that is kept in a file. " * 6

@@ -39,18 +39,6 @@ def test_the_last_preamble_of_an_agent_is_its_preamble() -> None:
     kept.check()
 
 
-def test_conversations_without_a_name_are_found_by_their_beginning() -> None:
-    kept = Preambles()
-    kept.put("a", "\x01one", preamble("look"), beginning=b"hi")
-    kept.put("a", "\x01two", preamble("add"), beginning=b"hi")
-    assert kept.unnamed("a", b"hi") == preamble("add") and kept.unnamed("b", b"hi") is None
-    kept.drop("a", "\x01one")
-    assert kept.unnamed("a", b"hi") == preamble("add"), "it is the other's by now"
-    kept.drop("a", "\x01two")
-    assert kept.unnamed("a", b"hi") is None
-    kept.check()
-
-
 @pytest.mark.parametrize(("what", "most"), [("tools", MOST_TOOLS), ("system", MOST_SYSTEMS)])
 def test_many_agents_and_many_kinds_push_out_the_oldest(what: str, most: int) -> None:
     kept = Preambles()

@@ -130,7 +130,7 @@ class PromptSettings:
         detail="Several are separated by commas. `tools` sorts the tools instead of removing something; `tail` moves "
         "what known clients change at the end of a system text to the first user message, and what they say after that "
         "message, always the same, before it; `compaction` keeps an agent's tools and system text in a prompt that is "
-        "its history without them, or that quotes its history.",
+        "its history without them, or that quotes its history, if it asks for a summary in words.",
     )
     tail_heading: tuple[str, ...] = setting(
         (),

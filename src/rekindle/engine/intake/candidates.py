@@ -6,6 +6,7 @@ Owns what of an agent's preamble and history is put where. Whether a candidate t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -19,6 +20,8 @@ from rekindle.text.places import Place
 from rekindle.text.tails import as_begun
 
 COMPACTION = "compaction"  # a kind of normalisation
+SUMMARY = re.compile("summar|compaction", re.IGNORECASE)  # in what Codex, opencode, Qwen Code and Cline ask with
+ASKING_CHARS = 4096  # at either end of a text, in which it says what it asks for; between them may be a history
 BETWEEN = "\n\n"  # a system text or a tail, and the words that it is put before
 
 
@@ -39,18 +42,24 @@ def reported(at: int | None, text: str) -> Removed:
     return Removed(COMPACTION, at, text, "", Place(None, None))
 
 
+def asks_for_summary(messages: Sequence[Message], own: Sequence[str]) -> bool:
+    """Whether the newest message asks for a summary, or a system text in the place of one of the agent's `own`."""
+    leading = takewhile(lambda message: message.role == "system", messages)
+    asking = [each.content for each in leading if each.content not in own]
+    asking += [each.content for each in messages[-1:] if each.role == "user"]
+    return any(SUMMARY.search(text[:ASKING_CHARS]) or SUMMARY.search(text[-ASKING_CHARS:]) for text in asking)
+
+
 def candidates(request: GenerationRequest, known: Preamble) -> Iterator[Candidate]:
-    """Yield a named agent's request with its tools, its head put back where it is to be, then any with its system text,
-    too."""
+    """Yield a request with its agent's tools, its head put back where it is to be, then with its system text, too."""
     tools = reported(None, names_of(known.tools))
     messages = request.messages or ()
-    if request.agent is not None:
-        found = None if request.breakpoints else with_head(messages, known.system)
-        if found is not None:
-            whole, at = found
-            kept = (tools, reported(at, messages[at].content))
-            yield Candidate(replace(request, messages=whole, tools=known.tools), kept)
-        yield Candidate(replace(request, tools=known.tools), (tools,))
+    found = None if request.breakpoints else with_head(messages, known.system)
+    if found is not None:
+        whole, at = found
+        kept = (tools, reported(at, messages[at].content))
+        yield Candidate(replace(request, messages=whole, tools=known.tools), kept)
+    yield Candidate(replace(request, tools=known.tools), (tools,))
     leading = [*takewhile(lambda message: message.role == "system", messages)]
     sent = tuple(message.content for message in leading)
     if sent == known.system or len(sent) != len(known.system) or messages[-1].role != "user":

@@ -7,7 +7,6 @@ only the lookup runs there, through `on_memory`; any thread may do the rest.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import threading
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from rekindle.agent_ids import kind_of, new_conversation
+from rekindle.engine.intake.candidates import asks_for_summary
 from rekindle.engine.intake.rendering import Renderer, Rendering
 from rekindle.engine.memory.branches import KnownBranch, common_prefix, is_prefix
 from rekindle.engine.memory.memory import AgentMemory, OnMemory
@@ -83,20 +83,18 @@ class PromptLookup:
             self._memory.know_agent(namespace, parent)
         return self._memory.matcher.match(namespace, agent, rendered, mode, parent=parent)
 
-    def note_preamble(self, request: GenerationRequest, agent: str, *, system: Literal["sent", "put back"]) -> None:
-        """Remember the system text and tools of an agent's request, and its messages. On the intake thread.
+    def note_preamble(self, request: GenerationRequest, *, system: Literal["sent", "put back"]) -> None:
+        """Remember the system text and tools of a named agent's request, and its messages. On the intake thread.
 
         A system text that was "put back" is still the agent's, in place of the one that was sent.
         """
-        if request.messages is None or not request.tools or self.is_off(request):
+        agent = request.agent
+        if agent is None or request.messages is None or not request.tools or self.is_off(request):
             return
-        sent, beginning, _ = _parts(request.messages)
         known = self.own_preamble(request) if system == "put back" else None
-        preamble = Preamble(known.system if known else tuple(message.content for message in sent), request.tools)
-        digest = _digest(beginning) if request.agent is None else None
-        self._memory.preambles.put(request.namespace, agent, preamble, beginning=digest)
-        if request.agent is not None:
-            self._memory.histories.put(request.namespace, agent, request.messages)
+        own = known.system if known else tuple(message.content for message in _leading(request))
+        self._memory.preambles.put(request.namespace, agent, Preamble(own, request.tools))
+        self._memory.histories.put(request.namespace, agent, request.messages)
 
     def own_preamble(self, request: GenerationRequest) -> Preamble | None:
         """Return the preamble that the agent of a request with tools had; None without a name. On the intake thread."""
@@ -105,14 +103,12 @@ class PromptLookup:
         return self._memory.preambles.get(request.namespace, request.agent)
 
     def preamble(self, request: GenerationRequest) -> Preamble | None:
-        """Return the preamble that the agent of a request for a reply had, if this request has none of its tools. On
-        the intake thread."""
-        if request.messages is None or request.tools or request.task != "generate" or self.is_off(request):
+        """Return the preamble that the agent of a request for a summary had, if this request has none of its tools;
+        None without a name, as it would be another's. On the intake thread."""
+        if request.agent is None or request.tools or request.task != "generate" or self.is_off(request):
             return None
-        if request.agent is not None:
-            return self._memory.preambles.get(request.namespace, request.agent)
-        _, beginning, rest = _parts(request.messages)
-        return self._memory.preambles.unnamed(request.namespace, _digest(beginning)) if rest else None
+        known = self._memory.preambles.get(request.namespace, request.agent)
+        return known if known is not None and asks_for_summary(request.messages or (), known.system) else None
 
     def history(self, request: GenerationRequest) -> Sequence[Message]:
         """Return the messages of the last request with tools of a request's agent; none if it has no name, or if they
@@ -283,19 +279,6 @@ class TailOffers:
 
 def _leading(request: GenerationRequest) -> list[Message]:
     return list(takewhile(lambda message: message.role == "system", request.messages or ()))
-
-
-def _parts(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
-    """Return the leading system messages, what comes after them before the first reply, and the rest."""
-    start = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
-    end = next((at for at, message in enumerate(messages) if message.role == "assistant"), len(messages))
-    return messages[:start], messages[start:end], messages[end:]
-
-
-def _digest(messages: Sequence[Message]) -> bytes:
-    """Return a digest of the roles and texts of messages."""
-    said = json.dumps([(message.role, message.content) for message in messages])
-    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _continues(match: TextMatch) -> bool:

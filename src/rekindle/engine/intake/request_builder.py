@@ -186,7 +186,7 @@ class RequestBuilder:
         """Submit a request for each generation; on the intake thread, like all that depends on their order."""
         request, prompt, rendering = ready.request, ready.prompt, ready.rendering
         is_put_back = any(each.kind == COMPACTION for each, _ in rendering.removed)
-        self._lookup.note_preamble(request, prompt.agent, system="put back" if is_put_back else "sent")
+        self._lookup.note_preamble(request, system="put back" if is_put_back else "sent")
         breakpoints, taken_out = self._marked_and_removed(prompt, rendering)
         texts = self._lookup.other_texts(request.namespace, prompt)
         resume_points = (

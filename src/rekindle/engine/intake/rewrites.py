@@ -4,11 +4,11 @@ One rule for all of it: render a candidate, match it, keep it if stored text con
 be another conversation's. In this order, each over what the one before it gave:
 
     preamble    A request for a summary comes without the agent's tools, some with another system text. Candidates have
-                the agent's. Kept if stored text continues to the end of what came before the first reply; without a
-                name to the newest message, as its user may have begun the same with and without tools. A system text
-                that was sent in place of the agent's moves to the head of the newest user message, where the model
-                reads it as late as it can. Where the history comes as a quote in one message (`quotes`), candidates
-                have its messages in place of the quote. Kept if less is to be computed then.
+                the agent's. Kept if stored text continues to the end of what came before the first reply. Never without
+                a name, as it would be another's. A system text that was sent in place of the agent's moves to the head
+                of the newest user message, where the model reads it as late as it can. Where the history comes as a
+                quote in one message (`quotes`), candidates have its messages in place of the quote. Kept if less is to
+                be computed then.
     head        After a summary some clients write later what was the end of the system text, or came after the user's
                 first words. The candidate has it where it was. Kept if stored text continues to the end of the head
                 then.
@@ -101,9 +101,7 @@ class Rewrites:
         """Whether a candidate, rendered `again`, takes the place of what was sent, of which `without` bytes are
         stored."""
         matched, _ = self._lookup.nearest(again, on_memory=on_memory)
-        named = again.request.agent is not None
-        least = self._renderer.first_reply(again)[0] if named else self._renderer.before_newest(again)
-        if matched < max(without + LEAST_GAIN, least):
+        if matched < max(without + LEAST_GAIN, self._renderer.first_reply(again)[0]):
             return False
         if candidate.said is not None:
             rest, rest_as_sent = len(again.prompt.key) - matched, len(rendering.prompt.key) - without

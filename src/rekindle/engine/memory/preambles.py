@@ -30,24 +30,17 @@ class Preamble:
 
 
 class Preambles:
-    """The last preamble with tools of each agent, those of the most recently used ones.
-
-    Conversations without a name are found by how they begin: by a digest of what comes before their first reply.
-    """
+    """The last preamble with tools of each named agent, those of the most recently used ones."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
-        self._unnamed: dict[tuple[str, bytes], str] = {}  # by beginning: the agent that had it last
         self._systems: _Shared[tuple[str, ...]] = _Shared()
         self._tools: _Shared[Tools] = _Shared()
 
-    def put(self, namespace: str, agent: str, preamble: Preamble, *, beginning: bytes | None = None) -> None:
-        """Remember the preamble of an agent's request; `beginning`: of a conversation without a name."""
+    def put(self, namespace: str, agent: str, preamble: Preamble) -> None:
+        """Remember the preamble of an agent's request."""
         self.drop(namespace, agent)
-        kept = _Kept(self._systems.add(preamble.system), self._tools.add(preamble.tools), beginning)
-        self._last[namespace, agent] = kept
-        if beginning is not None:
-            self._unnamed[namespace, beginning] = agent
+        self._last[namespace, agent] = _Kept(self._systems.add(preamble.system), self._tools.add(preamble.tools))
         while (
             len(self._last) > MOST_AGENTS
             or len(self._systems.values) > MOST_SYSTEMS
@@ -60,11 +53,6 @@ class Preambles:
         kept = self._last.get((namespace, agent))
         return None if kept is None else Preamble(self._systems.values[kept.system], self._tools.values[kept.tools])
 
-    def unnamed(self, namespace: str, beginning: bytes) -> Preamble | None:
-        """Return the preamble of the latest conversation without a name that began like this; None if none did."""
-        agent = self._unnamed.get((namespace, beginning))
-        return None if agent is None else self.get(namespace, agent)
-
     def drop(self, namespace: str, agent: str) -> None:
         """Forget the preamble of an agent; a no-op if it is not known."""
         kept = self._last.pop((namespace, agent), None)
@@ -72,8 +60,6 @@ class Preambles:
             return
         self._systems.remove(kept.system)
         self._tools.remove(kept.tools)
-        if kept.beginning is not None and self._unnamed.get((namespace, kept.beginning)) == agent:
-            del self._unnamed[namespace, kept.beginning]
 
     def check(self) -> None:
         """Assert that texts and tools are kept for their users alone, within the bounds."""
@@ -81,17 +67,14 @@ class Preambles:
         assert len(kept) <= MOST_AGENTS, len(kept)
         self._systems.check(Counter(each.system for each in kept), MOST_SYSTEMS)
         self._tools.check(Counter(each.tools for each in kept), MOST_TOOLS)
-        for (namespace, beginning), agent in self._unnamed.items():
-            assert self._last[namespace, agent].beginning == beginning, agent
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Digests of an agent's system text and tools, and of how it begins if it has no name."""
+    """Digests of an agent's system text and tools."""
 
     system: bytes
     tools: bytes
-    beginning: bytes | None
 
 
 @dataclass(slots=True)
