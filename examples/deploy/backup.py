@@ -58,10 +58,27 @@ def is_left_out(file: Path) -> bool:
     return ".db" in file.name or file.name == "lock" or file.name.startswith((".", "packed-"))
 
 
+def paths(arguments: list[str]) -> tuple[Path, Path]:
+    """Return the store and the directory of its copy; ends with 2 and the reason if they cannot be those."""
+    if len(arguments) != 2:
+        print("usage: python backup.py STORE COPY", file=sys.stderr)
+        sys.exit(2)
+    store, copy = (Path(each) for each in arguments)
+    problem = ""
+    if not any(store.rglob("secret")):  # in folders below it, if it is one of several models
+        problem = f"{store} is no store of a server: there is no file `secret` in it"
+    elif copy.exists():
+        problem = f"{copy} exists: a copy is made in a new directory"
+    if problem:
+        print(f"nothing was copied: {problem}", file=sys.stderr)
+        sys.exit(2)
+    return store, copy
+
+
 def main() -> int:
     """Copy; 3 if all is copied but sessions, which only a stopped server gives."""
     os.umask(0o077)
-    store, copy = (Path(each) for each in sys.argv[1:])
+    store, copy = paths(sys.argv[1:])
     copy.mkdir(parents=True)
     for folder in (store, *(path for path in store.rglob("*") if path.is_dir() and not path.is_symlink())):
         (copy / folder.relative_to(store)).mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ from rekindle.config import MiB, ServerSettings, Settings
 from rekindle.server.gate.limits import MEMORY_BYTES, kept_bytes
 from rekindle.server.gate.quotas import DAY_S, USAGE_FILE, Quotas, Tokens
 from rekindle.server.responses.stored import MAX_BYTES
+from rekindle.store.files.veil import Veil
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
 from tests.sessions.http.coordinating import SESSIONS, Session
@@ -164,6 +165,34 @@ def test_listeners_and_turns_that_are_left_count_too(tmp_path: Path) -> None:
                     break
         running.until_idle()
         assert used(running)[1] > generated, "what was said until then"
+
+
+def test_an_encrypted_store_names_no_tenant(tmp_path: Path) -> None:
+    flags = {"store": tmp_path, "store_key": "2b" * 32, "threads": 1, "hot_bytes": "64MiB"}
+    settings = replace(TENANTS, api_keys={"acme-corp": "key-a"}, generated_tokens_per_day=8)
+    with proved(Engine(Settings.load(flags))) as engine:
+        file = engine.settings.store.own_directory() / USAGE_FILE
+        with serving(engine, settings) as running:
+            assert running.chat("Say it.", key="key-a", ignore_eos=True).headers["x-ratelimit-remaining-tokens"] == "8"
+        with serving(engine, settings) as running:
+            answer = running.chat("Say it.", key="key-a", ignore_eos=True)
+            assert answer.headers["x-ratelimit-remaining-tokens"] == "4"
+    assert file.is_file()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"acme-corp" in path.read_bytes()]
+
+
+def test_usage_that_was_in_the_clear_is_read_once_and_sealed(tmp_path: Path) -> None:
+    now, file = 20_000.75 * DAY_S, tmp_path / USAGE_FILE
+    file.write_text('{"day": 20000, "namespaces": {"acme-corp": [31, 8]}}', "utf-8")
+    for more, found in ((0, 31), (1, 32), (1, 33)):
+        quotas = Quotas(lambda _: Tokens(), file, clock=lambda: now, veil=Veil(b"k" * 32, USAGE_FILE))
+        quotas.start()
+        quotas.spend("acme-corp", more, 0)
+        assert quotas.used() == {"acme-corp": Tokens(found, 8)}
+        quotas.close()
+        assert b"acme-corp" not in file.read_bytes()
+    other = Quotas(lambda _: Tokens(), file, clock=lambda: now, veil=Veil(b"o" * 32, USAGE_FILE))
+    assert other.used() == {} and file.with_name(f"{USAGE_FILE}.damaged").is_file()
 
 
 def test_a_day_ends_at_midnight(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ def copied(store: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_copy_of_a_store_in_use_has_what_was_saved(
-    opened: Callable[..., WarmStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., WarmStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     store, copy = opened(), tmp_path / "copies" / "first"
     chains = {name: Chain.of(store, range(start, start + 3 * SIZE + 5)) for name, start in (("ann", 0), ("bob", 500))}
@@ -34,8 +37,15 @@ def test_a_copy_of_a_store_in_use_has_what_was_saved(
     later = Chain.of(store, range(900, 900 + SIZE))
     save(store, later, "cleo")
     assert (copy / "secret").stat().st_mode & 0o077 == 0 and not list(copy.rglob("lock"))
-    with pytest.raises(FileExistsError):
-        copied(tmp_path / "store", copy, monkeypatch)
+    for source, target, why in (
+        (tmp_path / "store", copy, "exists: a copy is made in a new directory"),
+        (tmp_path / "stroe", tmp_path / "copies" / "second", "is no store of a server"),
+        (tmp_path / "store" / "secret", tmp_path / "copies" / "second", "is no store of a server"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            copied(source, target, monkeypatch)
+        assert ended.value.code == 2 and why in capsys.readouterr().err
+    assert not (tmp_path / "copies" / "second").exists()
     other = open_store(copy)
     try:
         other.start()

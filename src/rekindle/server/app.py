@@ -55,7 +55,9 @@ from rekindle.server.responses.routes import ResponseRoute, responses_router
 from rekindle.server.responses.stored import MAX_BYTES, StoredResponses
 from rekindle.server.schema import schema_router
 from rekindle.server.tokens import tokens_router
-from rekindle.store.files.keys import Given
+from rekindle.store.files.keys import Given, directory_keys
+from rekindle.store.files.sync import OsFileSystem
+from rekindle.store.files.veil import Veil
 from rekindle.text.length import PromptBound
 
 if TYPE_CHECKING:
@@ -274,7 +276,10 @@ def _open_responses(engine: Engine, settings: ServerSettings) -> StoredResponses
 def _open_quotas(engine: Engine, keys: Keys, clock: Callable[[], float]) -> Quotas:
     store = engine.settings.store
     path = store.own_directory() / USAGE_FILE if store.enabled else None
-    quotas = Quotas(keys.tokens_per_day, path, clock=clock)
+    veil = None
+    if path is not None and (master := store.master_key()) is not None:
+        veil = Veil.of(directory_keys(path.parent, OsFileSystem(), master), USAGE_FILE)
+    quotas = Quotas(keys.tokens_per_day, path, clock=clock, veil=veil)
     quotas.start()
     engine.meter = quotas.spend
     return quotas

@@ -1,6 +1,7 @@
 """Tokens that each namespace has used today (UTC), and how many it may.
 
     usage.json    {"day": 20787, "namespaces": {"ada": [computed, generated]}}, next to the store
+                  {"sealed": "..."}, that in base64 as the key of an encrypted store seals it
 
 Owns the counts, their file and its thread. `computed` are tokens of prompts that were not reused, `generated` those of
 replies: what the machine worked for. A reply is counted when it ends, whole or cut off, so those that run when a quota
@@ -10,6 +11,7 @@ which is what a kill -9 loses. One that cannot be read is set aside, and countin
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -23,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rekindle.server.border import Dialect, Problem
+from rekindle.store.files.veil import Veil
 from rekindle.worker import Worker
 
 logger = logging.getLogger("rekindle.server")
@@ -30,6 +33,7 @@ USAGE_FILE = "usage.json"
 DAY_S = 86400
 WRITE_S = 1.0  # between two writes
 MOST_SHOWN = 100  # namespaces in figures: those that used most
+BOUND = b"usage"
 COMPUTED, GENERATED = "computed tokens of prompts", "tokens of replies"
 
 
@@ -63,20 +67,26 @@ class _Counts:
 class Quotas:
     """Counts tokens of namespaces, up to `limits` of each. Start it, close it; `path` None: in memory alone.
 
-    Any thread may call any method. `clock` is wall time in seconds.
+    Any thread may call any method. `clock` is wall time in seconds; `veil`: that of an encrypted store.
     """
 
     def __init__(
-        self, limits: Callable[[str], Tokens], path: Path | None, *, clock: Callable[[], float] = time.time
+        self,
+        limits: Callable[[str], Tokens],
+        path: Path | None,
+        *,
+        clock: Callable[[], float] = time.time,
+        veil: Veil | None = None,
     ) -> None:
         self._limits = limits
         self._path = path
         self._clock = clock
+        self._veil = veil
         self._lock = threading.Lock()
         self._changed, self._stopped = threading.Event(), threading.Event()
         self._problem: str | None = None
         self._is_saved = True
-        self._counts = _Counts(self._day()) if path is None else _read(path, self._day())
+        self._counts = _Counts(self._day()) if path is None else _read(path, self._day(), veil)
         self._worker = Worker("usage", self._run, on_death=lambda death: None)
 
     def start(self) -> None:
@@ -181,6 +191,9 @@ class Quotas:
                 return
             self._is_saved = True
             text = json.dumps({"day": self._counts.day, "namespaces": self._counts.of})
+        if self._veil is not None:
+            sealed = self._veil.seal(text.encode("utf-8", "surrogatepass"), BOUND)
+            text = json.dumps({"sealed": base64.b64encode(sealed).decode()})
         aside = self._path.with_name(f"{self._path.name}.new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -196,10 +209,12 @@ class Quotas:
             self._problem = problem
 
 
-def _read(path: Path, day: int) -> _Counts:
+def _read(path: Path, day: int, veil: Veil | None) -> _Counts:
     """Return the counts of a file; none if it is another day's, or missing, or cannot be read."""
     try:
         content = json.loads(path.read_bytes())
+        if veil is not None and "sealed" in content:
+            content = json.loads(veil.open(base64.b64decode(content["sealed"]), BOUND))
         counts = _Counts(int(content["day"]), {str(name): _pair(pair) for name, pair in content["namespaces"].items()})
     except FileNotFoundError:
         return _Counts(day)
