@@ -55,8 +55,8 @@ T = TypeVar("T")
 MAX_KEY_CHARS = 100  # of a key, in error messages
 # Limits on a body's values: nobody else is answered while it is parsed, and many small values take the longest.
 MOST_VALUES = 1_000_000  # for example the ids of a batch of prompts
-MOST_MEMBERS = 400_000  # lists, objects and keys; 100,000 messages have 300,000
-FEW_BYTES = 1 << 20  # values of bodies up to this size are not counted
+MOST_MEMBERS = 150_000  # lists, objects and keys; 50,000 messages, or 9,000 tool calls with their results
+FEW_BYTES = 256 << 10  # values of bodies up to this size are not counted
 MOST_KEYS = 1024  # of an object of parameters: each that is not known is an error to be written
 SHORT_BYTES = 64 << 10  # of such a body that the event loop parses
 NO_MARKS = bytes(set(range(256)) - set(b",[{:"))  # what is not counted
@@ -301,7 +301,7 @@ def _check_values(raw: bytes) -> None:
         values, members, at = values + between.count(b","), members + _members(between), end
         if values > MOST_VALUES or members > MOST_MEMBERS:
             most = f"{MOST_VALUES:,} values, or {MOST_MEMBERS:,} lists, objects and keys"
-            raise invalid(400, f"the body has more than {most}: send less in one request")
+            raise invalid(400, f"the body has more than {most}: send fewer messages, tools or ids in one request")
 
 
 def _members(part: bytes) -> int:

@@ -15,7 +15,6 @@ from rekindle.model.params import MAX_STOPS
 from rekindle.server.answers.options import RekindleOptions
 from rekindle.server.answers.validation import Items, OpenModel, StrictModel
 
-MAX_MESSAGES = 100_000  # Anthropic's own limit
 # Parameters for naming, billing, routing or extra data; no answer depends on them.
 HARMLESS = frozenset(
     "metadata service_tier inference_geo container user_profile_id workspace_id speed betas "
@@ -118,8 +117,8 @@ _TOOL = {
 }
 Messages = Annotated[
     Items[dict[str, Any]],
-    WithJsonSchema({"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": _MESSAGE}),
-    Field(min_length=1, max_length=MAX_MESSAGES),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE}),
+    Field(min_length=1),
 ]
 System = Annotated[
     str | Items[dict[str, Any]], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]})

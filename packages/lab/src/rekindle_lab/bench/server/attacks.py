@@ -69,8 +69,7 @@ def _dialects(text: str) -> dict[str, Attack]:
 
 def _values(fill: int) -> dict[str, Attack]:
     """Return bodies whose values, or whose ways of being sent, cost more than their bytes."""
-    words, most = _filled("word ", fill), min(fill // 16, 390_000)  # nearly as many objects and keys as a body may have
-    hints = {"agent_hints": {f"k{at:06}": 1 for at in range(most)}}
+    words, most = _filled("word ", fill), min(fill // 16, 149_000)  # nearly as many objects and keys as a body may have
     tools = [{"name": f"f{at:06}", "input_schema": {}} for at in range(most // 4)]
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps(_chat("word " * (fill // 30))).encode())
     return {
@@ -78,7 +77,8 @@ def _values(fill: int) -> dict[str, Attack]:
         "role": _attack(CHAT, {"messages": [{"role": words, "content": "Hi."}]}),
         "empty parts": _attack("/v1/messages", {"messages": [{"role": "user", "content": [{}] * most}]}),
         "65,000 empty parts": _attack("/v1/messages", {"messages": [{"role": "user", "content": [{}] * 65_000}]}),
-        "unknown hints": _attack(CHAT, {**_chat("Hi."), "nvext": hints}),
+        "unknown hints": _attack(CHAT, _hinted(most)),
+        "too many hints": _attack(CHAT, _hinted(3 * most)),
         "tools": _attack("/v1/messages", {**_chat("Hi."), "tools": tools}),
         "one-byte chunks": Attack(CHAT, chunks + b"0\r\n\r\n", is_chunked=True),
     }
@@ -131,6 +131,11 @@ def _picture(fill: int) -> dict[str, Any]:
     """A message with a picture in it, which is none."""
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (fill // 4 * 4)}}
     return {"messages": [{"role": "user", "content": [part]}]}
+
+
+def _hinted(count: int) -> dict[str, Any]:
+    """A message with so many hints that nobody knows."""
+    return {**_chat("Hi."), "nvext": {"agent_hints": {f"k{at:06}": 1 for at in range(count)}}}
 
 
 def _chat(text: str) -> dict[str, Any]:
