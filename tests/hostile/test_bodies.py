@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -136,6 +138,24 @@ def test_a_long_conversation_has_fewer_values() -> None:
     ]
     for body in ({"messages": round_of * 9_000}, {"messages": SAID * 49_000}, {"prompt": [[10_000] * 131_072] * 7}):
         assert parse_json(json.dumps(body).encode()) == body
+
+
+@pytest.mark.parametrize("number", ["1" * 4300, "1.5e-300"], ids=["integers", "decimals"])
+def test_other_threads_have_their_turn_between_two_numbers(number: str) -> None:
+    """The interpreter changes threads where a function in Python is called."""
+    count, calls = 1 + FEW_BYTES // len(number), 0
+
+    def noted(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(noted)
+    try:
+        parsed = parse_json(f"[{','.join([number] * count)}]".encode())
+    finally:
+        sys.setprofile(before)
+    assert parsed == [json.loads(number)] * count and calls > count
 
 
 def test_strings_are_not_looked_for_in_another_encoding(target: Target) -> None:

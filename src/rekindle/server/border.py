@@ -273,12 +273,15 @@ class _Twice(Exception):
 def parse_json(raw: bytes, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """Parse a body as JSON; 400 if it is invalid, has too many values, or an object in it has a duplicate key.
 
-    Takes twice as long as `json.loads` for a body of small objects, no longer for one that is mostly text.
+    Takes twice as long as `json.loads` for a body of small objects, three times as long for a large one of numbers, no
+    longer for one that is mostly text.
     """
-    if len(raw) > FEW_BYTES:
+    is_large = len(raw) > FEW_BYTES
+    if is_large:
         _check_values(raw)
+    integer, decimal = (_integer, _decimal) if is_large else (None, None)
     try:
-        return json.loads(raw, object_pairs_hook=pairs_hook or _unique)
+        return json.loads(raw, object_pairs_hook=pairs_hook or _unique, parse_int=integer, parse_float=decimal)
     except _Twice as error:
         key = error.key[:MAX_KEY_CHARS]
         raise invalid(400, f"the body has the key {key!r} twice in one object", param=key) from None
@@ -307,6 +310,18 @@ def _check_values(raw: bytes) -> None:
 def _members(part: bytes) -> int:
     """Count lists, objects and keys where no string is."""
     return part.count(b"[") + part.count(b"{") + part.count(b":")
+
+
+# Numbers are read by functions in Python, between which other threads have their turn: `int` and `float` would keep the
+# interpreter from the first to the last, for 0.7 s where 16 MiB are long ones.
+
+
+def _integer(digits: str) -> int:
+    return int(digits)
+
+
+def _decimal(digits: str) -> float:
+    return float(digits)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def _values(fill: int) -> dict[str, Attack]:
         "65,000 empty parts": _attack("/v1/messages", {"messages": [{"role": "user", "content": [{}] * 65_000}]}),
         "unknown hints": _attack(CHAT, _hinted(most)),
         "too many hints": _attack(CHAT, _hinted(3 * most)),
+        "long numbers": Attack("/v1/completions", _numbers("9" * 4300, fill)),
+        "decimals": Attack("/v1/completions", _numbers("1.2345678912345678e-300", fill)),
         "tools": _attack("/v1/messages", {**_chat("Hi."), "tools": tools}),
         "one-byte chunks": Attack(CHAT, chunks + b"0\r\n\r\n", is_chunked=True),
     }
@@ -131,6 +133,11 @@ def _picture(fill: int) -> dict[str, Any]:
     """A message with a picture in it, which is none."""
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (fill // 4 * 4)}}
     return {"messages": [{"role": "user", "content": [part]}]}
+
+
+def _numbers(number: str, size: int) -> bytes:
+    """A prompt of ids that are none."""
+    return f'{{"prompt": [{",".join([number] * (size // (len(number) + 1)))}]}}'.encode()
 
 
 def _hinted(count: int) -> dict[str, Any]:
