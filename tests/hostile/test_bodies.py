@@ -140,6 +140,11 @@ def test_a_long_conversation_has_fewer_values() -> None:
         assert parse_json(json.dumps(body).encode()) == body
 
 
+def test_the_shortest_body_of_too_many_values_is_turned_away() -> None:
+    with pytest.raises(HttpError, match="the body has more than"):
+        parse_json(b"[" + b"[]," * MOST_MEMBERS + b"[]]")
+
+
 @pytest.mark.parametrize("number", ["1" * 4300, "1.5e-300"], ids=["integers", "decimals"])
 def test_other_threads_have_their_turn_between_two_numbers(number: str) -> None:
     """The interpreter changes threads where a function in Python is called."""

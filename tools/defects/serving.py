@@ -150,6 +150,13 @@ SERVING = (
         f"{BODIES}::test_other_threads_have_their_turn_between_two_numbers",
     ),
     one(
+        "values of less than a mebibyte are not counted",
+        "server/border.py",
+        "FEW_BYTES = 256 << 10",
+        "FEW_BYTES = 1 << 20",
+        f"{BODIES}::test_the_shortest_body_of_too_many_values_is_turned_away",
+    ),
+    one(
         "a half of a character of UTF-16 begins a string",
         "server/border.py",
         '() if b"\\0" in raw else JSON_STRING',
