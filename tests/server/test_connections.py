@@ -18,10 +18,17 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from rekindle.config import ServerSettings
-from rekindle.server.connections import READ_BYTES, BoundedProtocol, ConnectionConfig
+from rekindle.server.connections import (
+    FREE_CHUNKS,
+    LEAST_CHUNK_BYTES,
+    READ_BYTES,
+    BoundedProtocol,
+    ConnectionConfig,
+)
 
 WAIT_S = 60.0  # nothing here is timed; this bounds a failure
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+CHUNKED = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 LARGE = 16 << 20  # more than the kernel holds of a connection
 
 
@@ -159,11 +166,32 @@ def test_a_body_is_read_in_small_parts_between_which_others_have_their_turn() ->
             super().__init__(settings)
             self.server.config.http = Noting
 
-    chunks = b"1\r\nx\r\n" * (LARGE >> 8)
+    chunks = (b"%x\r\n" % LEAST_CHUNK_BYTES + b"x" * LEAST_CHUNK_BYTES + b"\r\n") * (LARGE >> 12)
     with (
         running(ServerSettings(), NotingServer) as server,
-        closing(server.connect(b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")) as connection,
+        closing(server.connect(CHUNKED % b"now")) as connection,
     ):
         connection.sendall(chunks + b"0\r\n\r\n")
         until(lambda: sum(Noting.sizes) > len(chunks))
     assert max(Noting.sizes) <= READ_BYTES
+
+
+def test_a_body_in_small_chunks_is_read_no_further_even_if_it_is_answered() -> None:
+    with (
+        running(ServerSettings(read_timeout_s=600), timeout_keep_alive=600) as server,
+        closing(server.connect(CHUNKED % b"now")) as connection,
+    ):
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"1\r\nx\r\n" * (FREE_CHUNKS + 20))
+        heard(connection)
+
+
+def test_the_next_body_of_a_connection_may_have_as_many_small_chunks() -> None:
+    body = b"1\r\nx\r\n" * FREE_CHUNKS + (b"40\r\n" + b"x" * 64 + b"\r\n") * 200 + b"0\r\n\r\n"
+    with running(ServerSettings()) as server, closing(server.connect()) as connection:
+        for _ in range(3):
+            connection.sendall((CHUNKED % b"now") + body)
+            answer = b""
+            while not answer.endswith(b"now"):
+                answer += connection.recv(65536) or b"closed, not now"
+            assert answer.startswith(b"HTTP/1.1 200 ")

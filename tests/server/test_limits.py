@@ -14,6 +14,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from rekindle.config import ServerSettings
+from rekindle.server.connections import FREE_CHUNKS, LEAST_CHUNK_BYTES
 from rekindle.server.gate.caller import grant
 from rekindle.server.gate.keys import Access, Keys
 from rekindle.server.gate.limits import BODIES_AT_ONCE, Limits, ShutdownGate
@@ -91,6 +92,20 @@ def test_a_large_body_is_turned_away(narrow: Served) -> None:
         assert said(connection).startswith(b"HTTP/1.1 413 ")
     fits = json.dumps({**json.loads(BODY), "user": "x" * 3000}).encode()
     assert narrow.send("POST", "/v1/chat/completions", fits).status == 200
+
+
+def test_a_body_in_small_chunks_is_turned_away_before_its_end(served: Served) -> None:
+    few = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY + b" " * (FREE_CHUNKS - len(BODY)))
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    with contextlib.closing(connect(served)) as connection:
+        connection.sendall(chunked + few + b"1\r\n \r\n" * 20)
+        answer = said(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"send it in larger chunks, or with a Content-Length" in answer
+    larger = (b"40\r\n" + b" " * LEAST_CHUNK_BYTES + b"\r\n") * FREE_CHUNKS
+    for body in (few, larger + few + larger):
+        with contextlib.closing(connect(served)) as connection:
+            connection.sendall(chunked + body + b"0\r\n\r\n")
+            assert said(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_that_does_not_come_is_given_up(hasty: Served) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.defects.mutant import Edit, Mutant, one
 
 BODIES = "tests/hostile/test_bodies.py"
+CONNECTIONS = "tests/server/test_connections.py"
 PATHS = "tests/exactness/test_paths.py"
 CRASHES = "tests/store/test_crash.py::test_saved_turns_survive_a_crash_at_any_moment"
 DRAFTS = "tests/engine/test_speculation.py"
@@ -169,6 +170,27 @@ SERVING = (
         "        between = raw[at:start]\n",
         "        between = raw[at:end]\n",
         f"{BODIES}::test_values_are_counted_outside_of_strings",
+    ),
+    one(
+        "a body comes in any number of chunks",
+        "server/connections.py",
+        "return is_reading and self._num_chunks >",
+        "return False and self._num_chunks >",
+        "tests/server/test_limits.py::test_a_body_in_small_chunks_is_turned_away_before_its_end",
+    ),
+    one(
+        "the chunks of all bodies of a connection are counted together",
+        "server/connections.py",
+        "            self._num_chunks = self._num_bytes = 0\n",
+        "            pass\n",
+        f"{CONNECTIONS}::test_the_next_body_of_a_connection_may_have_as_many_small_chunks",
+    ),
+    one(
+        "what was answered is read on, chunk by chunk",
+        "server/connections.py",
+        "        elif self.cycle.response_complete:\n            self.transport.close()\n",
+        "",
+        f"{CONNECTIONS}::test_a_body_in_small_chunks_is_read_no_further_even_if_it_is_answered",
     ),
     one(
         "a late step always does the least",
