@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import ItemsView, Iterator, Mapping
+from typing import Any, ClassVar
 
 import pytest
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from rekindle.engine.generation import Generation
 from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest
 from rekindle.errors import BadRequest, Cancelled
+from rekindle.model.logprobs import TokenLogprob
 from rekindle.server.answers.answer import FEW_TOKENS, LARGE_BODY, Answer, Stamp, accepted, submit_all
 from rekindle.server.answers.choice import Choice, ReplyParser
 from rekindle.server.border import HttpError
@@ -187,6 +188,61 @@ def test_a_large_answer_is_written_beside_the_event_loop(prompt_tokens: int) -> 
     response = asyncio.run(answer.whole(request))
     assert json.loads(bytes(response.body))["choices"][0]["text"] == "Hi"
     assert (reply.written_by is not threading.current_thread()) == (prompt_tokens > FEW_TOKENS)
+
+
+@pytest.mark.parametrize("form", ["whole", "stream"])
+@pytest.mark.parametrize("prompt_tokens", [100, 10 * FEW_TOKENS])
+def test_what_is_said_of_many_tokens_of_a_prompt_is_encoded_beside_the_event_loop(
+    form: str, prompt_tokens: int
+) -> None:
+    class Noting(CompletionReply):
+        """Notes which threads encode it."""
+
+        encoded_by: ClassVar[set[threading.Thread]] = set()
+
+        def take(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+            threads = self.encoded_by
+
+            class Chunk(dict[str, Any]):
+                """Notes which threads write it."""
+
+                def items(self) -> ItemsView[str, Any]:
+                    threads.add(threading.current_thread())
+                    return super().items()
+
+            threads.add(threading.current_thread())
+            return [Chunk(each) for each in super().take(index, delta)]
+
+    Noting.encoded_by.clear()
+    generation, metrics = Generation(), Metrics("toy")
+    generation.prompt_ids = (7,) * prompt_tokens
+    generation.prompt_logprobs = (None, *(TokenLogprob(7, -1.5, b"word ") for _ in range(prompt_tokens - 1)))
+    said = report(prompt_tokens=prompt_tokens, computed_tokens=prompt_tokens - 90)
+    generation.put(Delta("Hi", (1,), finish_reason="stop", report=said))
+    call = parse_completion({"prompt": "Hi", "echo": True, "logprobs": 0, "stream": form == "stream"}, Caller())
+    reply = Noting(Stamp("cmpl-1", 0, "toy"), call, [generation], decode=str, token_bytes=lambda _: b"word ")
+    answer = Answer(reply, [generation], metrics.began(Caller(), "/v1/completions", {}), params={}, ping_s=60.0)
+
+    async def silent() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def answered() -> bytes:
+        request = Request({"type": "http", "method": "POST", "path": "/", "headers": [], "app": app}, silent)
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        response = await (answer.whole(request) if form == "whole" else answer.stream(request))
+        await response(request.scope, silent, send)
+        return b"".join(message.get("body", b"") for message in sent)
+
+    first = asyncio.run(answered()).partition(b"\n\n")[0].removeprefix(b"data: ")
+    logprobs = json.loads(first)["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["word "] * prompt_tokens
+    assert logprobs["token_logprobs"] == [None, *[-1.5] * (prompt_tokens - 1)]
+    assert (threading.current_thread() not in Noting.encoded_by) == (prompt_tokens > FEW_TOKENS)
 
 
 def test_a_client_that_left_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

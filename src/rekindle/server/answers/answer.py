@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
@@ -25,9 +26,9 @@ from rekindle.engine.intake.fairness import FairWorkers
 from rekindle.engine.types import Delta, GenerationRequest, Progress, Report
 from rekindle.errors import BadRequest, Cancelled, RekindleError
 from rekindle.server.answers.comparison import ComparableIds, RequestParts
-from rekindle.server.answers.documents import LargeDocument
+from rekindle.server.answers.documents import LargeDocument, in_parts
 from rekindle.server.answers.hints import applied, hinted
-from rekindle.server.answers.sse import DONE, EventStream, Item, event, line, watched
+from rekindle.server.answers.sse import DONE, EventStream, Item, at_once, event, line, watched
 from rekindle.server.border import NO_MARKS, HttpError, Problem, in_thread, invalid, parse_json, problem_of
 from rekindle.server.gate.caller import Caller, access_of, caller_of, unnamed
 from rekindle.server.models import ServedModel
@@ -253,7 +254,7 @@ class Answer:
         async with aclosing(watched(request, self._generations)) as items:
             async for item in items:
                 if item is not None:
-                    self._take(item)
+                    await self._take(item)
         if self._was_cancelled:
             return problem_of(_cancelled()).response(request.scope)
         await self._settled()
@@ -270,7 +271,7 @@ class Answer:
         try:
             while self._first_report is None:
                 item = await anext(items)
-                events += self._encode_item(item)
+                events += await self._encode_item(item)
                 if item is None or item[0] == 0:
                     break
         except BaseException:
@@ -287,10 +288,11 @@ class Answer:
         known = self._first_report or self._generations[0].progress
         return headers_of(known) if known is not None else {}
 
-    def _encode_item(self, item: Item | None) -> list[bytes]:
+    async def _encode_item(self, item: Item | None) -> list[bytes]:
         """Encode an item; None, when nothing arrived in time, gives a ping with the prompt's progress."""
         if item is not None:
-            return self._encode(self._take(item))
+            taken = await self._take(item)
+            return await in_thread(self._encode, taken, in_parts) if self._is_large(item) else self._encode(taken)
         progress = self._generations[0].progress if self._first_report is None else None
         chunks: list[dict[str, Any]] = []
         if progress is not None and not self._was_opened:
@@ -298,16 +300,18 @@ class Answer:
             chunks = self._reply.opened(progress)
         return [*self._encode(chunks), self._reply.beat(progress)]
 
-    def _encode(self, chunks: Sequence[dict[str, Any]]) -> list[bytes]:
-        match self._reply.events:
-            case "lines":
-                return [line(chunk) for chunk in chunks]
-            case "typed":
-                return [event(chunk, chunk["type"]) for chunk in chunks]
-            case "data":
-                return [event(chunk) for chunk in chunks]
+    def _encode(self, chunks: Sequence[dict[str, Any]], write: Callable[[Any], str] = at_once) -> list[bytes]:
+        if self._reply.events == "lines":
+            return [line(chunk, write) for chunk in chunks]
+        is_typed = self._reply.events == "typed"
+        return [event(chunk, chunk["type"] if is_typed else None, write=write) for chunk in chunks]
 
-    def _take(self, item: Item) -> list[dict[str, Any]]:
+    def _is_large(self, item: Item) -> bool:
+        """Whether an item may be the beginning of a choice that has something to say of each of many tokens."""
+        index, delta = item
+        return isinstance(delta, Delta) and len(self._generations[index].prompt_logprobs or ()) > FEW_TOKENS
+
+    async def _take(self, item: Item) -> list[dict[str, Any]]:
         index, delta = item
         generation = self._generations[index]
         if isinstance(delta, Exception):
@@ -318,7 +322,8 @@ class Answer:
         if isinstance(delta, Progress):
             return [] if self._progressed is None else self._progressed(index, delta)
         self._watch.delta(index, delta)
-        chunks = self._reply.take(index, delta)
+        take = partial(self._reply.take, index, delta)
+        chunks = await in_thread(take) if self._is_large(item) else take()
         has_ended = self._reply.has_ended(index)
         if has_ended:
             generation.cancel()
@@ -343,7 +348,7 @@ class Answer:
                 for each in events:
                     yield each
                 async for item in items:
-                    for each in self._encode_item(item):
+                    for each in await self._encode_item(item):
                         yield each
                 if not self._was_cancelled:
                     await self._settled()

@@ -23,6 +23,11 @@ class LargeDocument(JSONResponse):
         return b"".join(part.encode() for part in _parts(content))
 
 
+def in_parts(value: Any) -> str:
+    """Write a value as JSON part by part. Call it in a worker thread."""
+    return "".join(_parts(value))
+
+
 def _parts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for at, (key, item) in enumerate(value.items()):

@@ -28,20 +28,24 @@ def comment(text: str) -> bytes:
     return b": " + text.encode() + b"\n\n"
 
 
-def event(payload: Any, name: str | None = None) -> bytes:
-    """Encode one event, named or not, on one data line."""
+def at_once(payload: Any) -> str:
+    """Write a value as JSON; no other thread runs meanwhile."""
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+
+
+def event(payload: Any, name: str | None = None, *, write: Callable[[Any], str] = at_once) -> bytes:
+    """Encode one event, named or not, on one data line; `write` makes JSON of its payload."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + _one_line(payload) + b"\n\n"
+    return head + b"data: " + _one_line(write(payload)) + b"\n\n"
 
 
-def line(payload: Any) -> bytes:
+def line(payload: Any, write: Callable[[Any], str] = at_once) -> bytes:
     """Encode one event of a stream that has a JSON document on each line (NDJSON)."""
-    return _one_line(payload) + b"\n"
+    return _one_line(write(payload)) + b"\n"
 
 
-def _one_line(payload: Any) -> bytes:
+def _one_line(text: str) -> bytes:
     """JSON has no line breaks; the three non-ASCII characters that some clients treat as such are escaped."""
-    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
     for escape, sign in LINE_ENDS.items():
         text = text.replace(sign, escape)
     return text.encode()
