@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rekindle.errors import BadRequest
 from rekindle.server.border import HttpError
 from rekindle_sessions.http.bodies import (
+    ImportBody,
     InterruptBody,
     MessageBody,
     SamplingOptions,
@@ -24,6 +25,7 @@ from rekindle_sessions.http.bodies import (
 )
 from rekindle_sessions.http.described import as_body
 from rekindle_sessions.http.observed import UNKNOWN, Figures
+from rekindle_sessions.log.exported import ExportedSession
 from rekindle_sessions.machine.decisions import Question
 from rekindle_sessions.machine.participants import check_plan
 from rekindle_sessions.machine.types import Participant, Plan
@@ -40,6 +42,18 @@ def plan(**fields: Any) -> Plan:
 
 def test_a_body_of_names_is_a_plan() -> None:
     assert plan() == Plan((Participant("Ada"), Participant("Bo")))
+
+
+def test_a_session_s_document_is_not_looked_at_on_the_event_loop() -> None:
+    """Its values would be copied."""
+    document = {"version": 1, "events": [{"kind": "Told", "body": {"by": "Host", "text": "a"}}]}
+    assert ImportBody.model_validate({"session": document}).session["events"] is document["events"]
+
+
+def test_a_version_is_quoted_as_far_as_it_is_short() -> None:
+    with pytest.raises(BadRequest, match=r"of version 'xxx.*this Rekindle reads 1") as refused:
+        ExportedSession.from_dict({"version": "x" * 1_000_000})
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_plan_is_told_as_the_body_that_makes_it() -> None:

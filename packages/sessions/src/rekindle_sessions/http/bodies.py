@@ -162,7 +162,8 @@ class MergeBody(StrictModel):
 class ImportBody(StrictModel):
     """POST /v1/coordination/sessions/import."""
 
-    session: dict[str, JsonValue] = Field(description="what `export` of the other server has answered")
+    # Not `JsonValue`: bodies are validated on the event loop, and this document in a worker.
+    session: dict[str, Any] = Field(description="what `export` of the other server has answered")
     id: str | None = Field(default=None, description="of the new session; null: the server makes one")
 
 

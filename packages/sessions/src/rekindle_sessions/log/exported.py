@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.errors import BadRequest
+from rekindle.errors import BadRequest, quoted
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.machine.types import Event, Plan, Prelude
 
@@ -41,7 +41,9 @@ class ExportedSession:
     def from_dict(cls, document: Mapping[str, Any]) -> ExportedSession:
         """Return the session of a document; BadRequest says what is wrong with it."""
         if (version := document.get("version")) != VERSION:
-            raise refused(f"it is of version {version!r}, and this Rekindle reads {VERSION}: update the older one")
+            raise refused(
+                f"it is of version {quoted(version)}, and this Rekindle reads {VERSION}: update the older one"
+            )
         try:
             events = document["events"]
             if len(events) > MOST_EVENTS:
