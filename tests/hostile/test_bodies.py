@@ -140,6 +140,15 @@ def test_a_long_conversation_has_fewer_values() -> None:
         assert parse_json(json.dumps(body).encode()) == body
 
 
+def test_more_ids_than_a_body_may_have_are_a_prompt_that_is_too_long() -> None:
+    ids = ",".join(["7"] * (MOST_VALUES + 2))
+    batch = [[7] * 131_072] * 9
+    for body, code in ((f'{{"prompt": [{ids}]}}', "context_length_exceeded"), (json.dumps({"prompt": batch}), None)):
+        with pytest.raises(HttpError, match="the body has more than 1,000,000 values") as refused:
+            parse_json(body.encode())
+        assert refused.value.problem.code == code
+
+
 def test_the_shortest_body_of_too_many_values_is_turned_away() -> None:
     with pytest.raises(HttpError, match="the body has more than"):
         parse_json(b"[" + b"[]," * MOST_MEMBERS + b"[]]")

@@ -158,6 +158,13 @@ SERVING = (
         f"{BODIES}::test_the_shortest_body_of_too_many_values_is_turned_away",
     ),
     one(
+        "more ids than a body may have are no long prompt",
+        "server/border.py",
+        "code=TOO_LONG if is_prompt else None",
+        "code=None",
+        f"{BODIES}::test_more_ids_than_a_body_may_have_are_a_prompt_that_is_too_long",
+    ),
+    one(
         "a half of a character of UTF-16 begins a string",
         "server/border.py",
         '() if b"\\0" in raw else JSON_STRING',

@@ -304,7 +304,9 @@ def _check_values(raw: bytes) -> None:
         values, members, at = values + between.count(b","), members + _members(between), end
         if values > MOST_VALUES or members > MOST_MEMBERS:
             most = f"{MOST_VALUES:,} values, or {MOST_MEMBERS:,} lists, objects and keys"
-            raise invalid(400, f"the body has more than {most}: send fewer messages, tools or ids in one request")
+            is_prompt = b"," * MOST_VALUES in marks  # one list, of ids
+            message = f"the body has more than {most}: send fewer messages, tools or ids in one request"
+            raise invalid(400, message, code=TOO_LONG if is_prompt else None)
 
 
 def _members(part: bytes) -> int:
