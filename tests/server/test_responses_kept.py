@@ -21,10 +21,13 @@ from rekindle.config import RESPONSES_FILE
 from rekindle.errors import StoreError
 from rekindle.server.border import HttpError
 from rekindle.server.responses.items import message_item
+from rekindle.server.responses.records import Entry, open_records
 from rekindle.server.responses.stored import MAX_UNSAVED_BYTES, StoredResponse, StoredResponses
+from tests.cut_off import die_before, files_with, killed_in
 from tests.engine.dying import Panic, Unspeakable
 
 DAY_S = 86400.0
+BOUNDS: dict[str, Any] = {"max_responses": 100, "max_bytes": 1 << 20, "retention_s": 30 * DAY_S}
 
 
 class Clock:
@@ -285,6 +288,28 @@ def test_a_purge_leaves_no_trace_of_what_was_deleted_before(tmp_path: Path) -> N
     data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     responses.close()
     assert b"secret-" not in data
+
+
+def forget_and_die(path: Path) -> None:
+    """The process of the test below."""
+    records = open_records(path, **BOUNDS)
+    with records.reading() as connection:
+        die_before(connection, "VACUUM")
+    records.forget("default", "ada")
+
+
+def test_a_purge_that_was_killed_is_finished_at_the_next_open(tmp_path: Path) -> None:
+    path = tmp_path / RESPONSES_FILE
+    with closing(open_records(path, **BOUNDS)) as records:
+        items = [message_item("in", "Asked.")]
+        for agent in ("ada", "bo"):
+            records.save([Entry.packed("default", agent, response(f"of-{agent}"), items)], [], 1e9)
+    killed_in(forget_and_die, path)
+    assert files_with(tmp_path, b"of-ada") == [RESPONSES_FILE]
+    with closing(open_records(path, **BOUNDS)) as again:
+        assert files_with(tmp_path, b"of-ada") == []
+        assert again.find("default", "of-bo", now=1e9) is not None
+        again.check()
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 
 from rekindle.errors import Conflict, NotFound, StoreError
 from rekindle.store.files.keys import Given
+from rekindle.store.files.sqlite_file import erase_traces_left, last_trace
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.log.inventory import Card
 from rekindle_sessions.log.records import Memory, SessionRecords
@@ -34,6 +36,7 @@ from rekindle_sessions.machine.types import (
     TurnFailed,
     VoteBegun,
 )
+from tests.cut_off import die_before, files_with, killed_in
 
 PLAN = Plan(
     (Participant("Ada", "Ä\u2028\n“x”", "first", "ada"), Participant("Ben")),
@@ -205,6 +208,46 @@ def test_what_could_not_be_rewritten_is_when_it_is_forgotten_again(records: Sess
     assert any(b"old oak" in each.read_bytes() for each in path.parent.iterdir())
     records.forget("team", "ada")
     assert not any(b"old oak" in each.read_bytes() for each in path.parent.iterdir())
+
+
+def forget_and_die(path: Path) -> None:
+    """The process of the test below."""
+    records = SessionRecords.open(path)
+    with records.reading() as connection:
+        die_before(connection, "VACUUM")
+    records.forget("team", "ada")
+
+
+@pytest.fixture
+def killed(path: Path) -> Path:
+    """A file with three sessions whose process was killed when it had deleted what an agent remembers."""
+    with closing(SessionRecords.open(path)) as records:
+        number, *_ = [records.create("team", name, PLAN, {}, now=5.0) for name in ("a", "b", "c", "d")]
+        records.delete(number, "team", [Memory("ada", 6.0, Prelude("", (Entry("heard", "under the old oak"),)))])
+    killed_in(forget_and_die, path)
+    return path
+
+
+def test_what_a_killed_process_left_is_erased_at_the_next_open(killed: Path) -> None:
+    path = killed
+    assert files_with(path.parent, b"old oak") == ["sessions.db"]
+    with closing(SessionRecords.open(path)) as again:
+        assert files_with(path.parent, b"old oak") == []
+        remembered = again.remembered("team", "ada")
+        assert remembered is not None and remembered.prelude is None and len(again.cards()) == 3
+        again.check()
+
+
+def test_what_cannot_be_erased_yet_stops_nobody(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = killed
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        reading = connection.execute("SELECT number FROM session")
+        assert next(reading)
+        erase_traces_left(connection, path)
+        reading.close()
+        assert last_trace(connection) == 1 and "may still hold what was purged" in caplog.text
+        erase_traces_left(connection, path)
+        assert last_trace(connection) == 0 and files_with(path.parent, b"old oak") == []
 
 
 def _overwrite(path: Path, at: int, data: bytes) -> None:

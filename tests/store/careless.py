@@ -119,6 +119,7 @@ def purges_without_emptying_the_log(patch: pytest.MonkeyPatch) -> None:
     """What was purged still stands in the index's log, and the proof does not look."""
     patch.setattr(Index, "truncate_wal", lambda self: None)
     patch.setattr(purging, "_in_files", lambda parts, forgotten: None)
+    patch.setattr(Index, "drop_traces", lambda self, last: None)  # empties it, too
 
 
 def purges_without_zeroing(patch: pytest.MonkeyPatch) -> None:

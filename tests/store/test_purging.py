@@ -9,12 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rekindle.config import StoreSettings
 from rekindle.errors import StoreError
 from rekindle.store.admin import purge_agent
 from rekindle.store.commands import Delete, Pin, Purge
 from rekindle.store.files.sync import OsFileSystem
 from rekindle.store.warm import WarmStore
-from tests.store.chains import BLOCK_BYTES, FINGERPRINT, LAYOUT, SIZE, Chain, one_batch, payload_of, save, warm_tokens
+from tests.cut_off import die_before, killed_in
+from tests.store.chains import (
+    BLOCK_BYTES,
+    FINGERPRINT,
+    LAYOUT,
+    READERS,
+    SIZE,
+    Chain,
+    one_batch,
+    payload_of,
+    save,
+    warm_tokens,
+)
 
 Opened = Callable[..., WarmStore]
 PARTS = len(LAYOUT.parts)
@@ -68,6 +81,38 @@ def test_nothing_is_left_of_a_purged_agent(opened: Opened, tmp_path: Path, offli
     store.check("records")
     again = store.submit(Purge("default", victim)).result(10)
     assert (again.slots_freed, again.blocks_shared) == (0, 0)
+
+
+def purge_and_die(directory: Path, statement: str) -> None:
+    """The process of the test below."""
+    store = WarmStore.open(
+        directory,
+        fingerprint=FINGERPRINT,
+        layout=LAYOUT,
+        settings=StoreSettings(),
+        clock=lambda: 100.0,
+        read_records=READERS["auto"],
+    )
+    die_before(store.index.writer, statement)
+    store.start()
+    store.submit(Purge("default", "agent-to-go")).result(10)
+
+
+@pytest.mark.parametrize("statement", ["VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)", "PRAGMA freelist_count"])
+def test_a_purge_that_was_killed_is_finished_at_the_next_open(opened: Opened, tmp_path: Path, statement: str) -> None:
+    store = opened()
+    chains = {agent: Chain.of(store, range(at, at + 3 * SIZE)) for at, agent in enumerate(("agent-to-go", "bob"), 7)}
+    for agent, chain in chains.items():
+        save(store, chain, agent)
+    store.close()
+    killed_in(purge_and_die, tmp_path / "store", statement)
+    if statement != "PRAGMA freelist_count":
+        assert traces(tmp_path, chains["agent-to-go"], "agent-to-go") >= {"index.db"}
+    store = opened()
+    assert traces(tmp_path, chains["agent-to-go"], "agent-to-go") == set()
+    assert store.index.last_trace() == 0, "nothing is left to do"
+    assert warm_tokens(store, chains["bob"]) == len(chains["bob"].ids)
+    store.check("records")
 
 
 @pytest.mark.parametrize("what", ["its agent", "its sequences"])

@@ -106,8 +106,9 @@ ENCRYPTION: tuple[Mutant, ...] = (
     Mutant(
         "encryption: a purge that leaves the log of the index",
         (
-            Edit("store/maintenance/purging.py", "        parts.index.truncate_wal()\n", ""),
+            Edit("store/maintenance/purging.py", "    parts.index.truncate_wal()\n", ""),
             Edit("store/maintenance/purging.py", "or _in_files(parts, forgotten)", "or None"),
+            Edit("store/rows/index.py", "        drop_traces(self.writer, last)\n", ""),
         ),
         (f"{STORE}::test_a_purge_takes_the_keys_of_its_records",),
     ),

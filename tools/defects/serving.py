@@ -437,7 +437,7 @@ SERVING = (
     Mutant(
         "purged slots not zeroed",
         (
-            Edit("store/maintenance/purging.py", "        parts.shards.punch(freed)\n", ""),
+            Edit("store/maintenance/purging.py", "    parts.shards.punch(freed)\n", ""),
             Edit(
                 "store/maintenance/purging.py", "    return parts.shards.is_zero(*slot, buffer)\n", "    return True\n"
             ),
@@ -469,9 +469,31 @@ SERVING = (
     one(
         "log of the index not emptied in a purge",
         "store/maintenance/purging.py",
-        "        parts.index.truncate_wal()\n",
+        "    parts.index.truncate_wal()\n",
         "",
         TRACES,
+    ),
+    one(
+        "purge that was killed never finished",
+        "store/warm.py",
+        "        finish(self._parts)\n",
+        "",
+        "tests/store/test_purging.py::test_a_purge_that_was_killed_is_finished_at_the_next_open",
+    ),
+    one(
+        "purge of texts that was killed never finished",
+        "store/files/sqlite_file.py",
+        "        if not erase_traces(connection):\n            logger",
+        "        if False:\n            logger",
+        "tests/server/test_responses_kept.py::test_a_purge_that_was_killed_is_finished_at_the_next_open",
+        "tests/sessions/test_session_records.py::test_what_a_killed_process_left_is_erased_at_the_next_open",
+    ),
+    one(
+        "purge of texts that does not rewrite the file",
+        "store/files/sqlite_file.py",
+        '        connection.execute("VACUUM")\n',
+        "",
+        "tests/server/test_responses_kept.py::test_a_purge_leaves_no_trace",
     ),
     one(
         "list of agents ignores the namespace",

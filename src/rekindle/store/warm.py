@@ -35,6 +35,7 @@ from rekindle.store.files.shards import SHARD_BYTES, ReadRecords
 from rekindle.store.files.sync import FileSystem, OsFileSystem
 from rekindle.store.maintenance.check import check_index, damaged_blocks
 from rekindle.store.maintenance.opening import OpenedStore, open_store
+from rekindle.store.maintenance.purging import finish
 from rekindle.store.maintenance.room import OnLost, ignore, text_files_of
 from rekindle.store.maintenance.stale import collect_stale
 from rekindle.store.rows.schema import agent_key
@@ -149,7 +150,8 @@ class WarmStore:
             raise
 
     def start(self) -> None:
-        """Start the threads."""
+        """Finish a purge that was cut off, and start the threads."""
+        finish(self._parts)
         self.writer.start()
         self.readers.start()
 

@@ -36,11 +36,13 @@ from rekindle.store.files.keys import NOTHING_GIVEN, Given, StoreKeys
 from rekindle.store.files.sqlite_file import (
     SqliteFile,
     create,
+    erase_traces,
+    erase_traces_left,
+    note_traces,
     opened,
     problem,
     schema_of,
     transaction,
-    truncate_log,
     version_of,
 )
 
@@ -98,6 +100,7 @@ def open_records(
         if tables.has_damaged(connection):
             with transaction(connection):
                 tables.drop_damaged(connection)
+        erase_traces_left(connection, path)
         return Records(connection, tables, max_responses=max_responses, max_bytes=max_bytes, retention_s=retention_s)
 
     return opened(path, prepared, busy_s=BUSY_S, given=given)
@@ -278,7 +281,7 @@ class Records(SqliteFile):
 
     def forget(self, namespace: str, agent: str) -> int:
         """Delete an agent's responses and receipts and rewrite the file: moved cells leave copies in it that no
-        deletion finds. Return how many responses there were.
+        deletion finds. If the process is killed meanwhile, the next open does it. Return how many responses there were.
 
         A row that does not verify may also be the agent's, so it is deleted. Raises StoreError also if something is
         left: then call it again.
@@ -296,13 +299,14 @@ class Records(SqliteFile):
             self._delete(connection, numbers)
             drop_strays(connection)
             self._has_traces |= self._tables.receipts.forget(connection, namespace, agent) > 0
+            if self._has_traces:
+                note_traces(connection)
             return len(numbers)
 
         num_deleted = self._repaired(self.writing, remove)
         if self._has_traces:
             with self.reading() as connection:
-                connection.execute("VACUUM")
-                if not truncate_log(connection):
+                if not erase_traces(connection):
                     raise StoreError(
                         "the log of stored responses could not be emptied, another process reads it: try again"
                     )

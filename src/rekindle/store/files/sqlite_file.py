@@ -3,8 +3,9 @@
     index.db                     opened by the store: a writer and readers; rebuilt from the records if damaged
     responses.db, sessions.db    `opened`: created with owner-only access, set aside if damaged; then a `SqliteFile`
 
-Knows no tables: each file has its own statements and row repair. All use the same pragmas, so that a committed
-transaction is durable and deleted data is overwritten in its page.
+Each file has its own tables, statements and row repair. All use the same pragmas, so that a committed transaction is
+durable and deleted data is overwritten in its page. Copies that moved cells leave in other pages are erased with the
+whole file; the one table known here says that this is due, also to the next process.
 """
 
 from __future__ import annotations
@@ -126,6 +127,46 @@ def checkpoint_at(connection: sqlite3.Connection, log_bytes: int) -> None:
 def truncate_log(connection: sqlite3.Connection) -> bool:
     """Checkpoint the write-ahead log and truncate it to zero; False if a reader prevents that."""
     return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
+
+def note_traces(connection: sqlite3.Connection) -> None:
+    """Note that traces of what is deleted may stay in the file; inside the transaction that deletes it."""
+    connection.execute("CREATE TABLE IF NOT EXISTS traces(number INTEGER PRIMARY KEY)")
+    connection.execute("INSERT INTO traces DEFAULT VALUES")
+
+
+def last_trace(connection: sqlite3.Connection) -> int:
+    """The number of the last note of traces that were not erased since; 0 if there are none."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'traces'").fetchone() is None:
+        return 0
+    (last,) = connection.execute("SELECT ifnull(max(number), 0) FROM traces").fetchone()
+    return int(last)
+
+
+def drop_traces(connection: sqlite3.Connection, last: int) -> None:
+    """Note that what was deleted is erased, except for what was deleted after the note `last`."""
+    connection.execute("DELETE FROM traces WHERE number <= ?", (last,))
+    truncate_log(connection)
+
+
+def erase_traces(connection: sqlite3.Connection) -> bool:
+    """Rewrite the file and empty its log if traces are noted; False if a reader keeps the log from that."""
+    last = last_trace(connection)
+    if last:
+        connection.execute("VACUUM")
+        if not truncate_log(connection):
+            return False
+        drop_traces(connection, last)
+    return True
+
+
+def erase_traces_left(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Erase what a process that was killed meanwhile has left; a disk that refuses is logged and leaves it due."""
+    try:
+        if not erase_traces(connection):
+            logger.warning("%s may still hold what was purged, as another process reads its log: purge again", path)
+    except sqlite3.OperationalError as error:
+        logger.warning("%s may still hold what was purged (%s): purge again, or restart", path, error)
 
 
 @contextlib.contextmanager

@@ -8,39 +8,35 @@ thread, after everything queued before it. Anything it cannot prove raises Purge
     →  index read: no row of the agent, no free page, in its file neither the agent's key nor the hash of a block, nor
        what an encrypted store had of the keys of their records
 
+The index notes with the deleted rows that the rest is due. `finish` does it at the next start, after a kill.
+
 Blocks that others use stay: `blocks_shared`.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
 
-from rekindle.errors import PurgeUnproved
+from rekindle.errors import PurgeUnproved, StoreError
 from rekindle.store.maintenance.opening import OpenedStore
 from rekindle.store.rows.ledger import Forgotten
 from rekindle.store.rows.slots import Slot
 from rekindle.store.values import PurgeProof
 
+logger = logging.getLogger(__name__)
 MAX_HASHES = 256  # hashes of an agent's blocks searched for in the files' bytes; rows are checked for all of them
 
 
 def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> PurgeProof:
     """Erase what a purge has freed from disk and verify that it is gone; reads the index and every unused slot."""
     try:
-        parts.index.rewrite()
-        parts.index.truncate_wal()
-        parts.place.remove_set_aside()
-        parts.shards.punch(freed)
-        parts.shards.sync_all(freed)
-        left = [slot for slot in _unused(parts) if not _reads_as_zeros(parts, slot)]
-        for slot in left:
-            parts.shards.erase(*slot)
-        parts.shards.sync()
-        left = [slot for slot in left if not _reads_as_zeros(parts, slot)]
+        last = parts.index.last_trace()
+        left = _erase(parts, freed)
         found = parts.ledger.has_left(forgotten) or _in_files(parts, forgotten)
     except (OSError, sqlite3.Error) as error:
         raise PurgeUnproved(
@@ -53,8 +49,39 @@ def prove(parts: OpenedStore, forgotten: Forgotten, freed: Sequence[Slot]) -> Pu
         )
     if found is not None:
         raise PurgeUnproved(f"the agent is deleted, but the index still holds {found}: purge again")
+    parts.index.drop_traces(last)
     num_bytes = sum(parts.shards.formats[part].record_bytes for part, _ in freed)
     return PurgeProof(slots_freed=len(freed), bytes_zeroed=num_bytes, blocks_shared=forgotten.num_shared)
+
+
+def finish(parts: OpenedStore) -> None:
+    """Erase what a purge has freed whose process was killed before it was proven; what remains is logged."""
+    last = parts.index.last_trace()
+    if not last:
+        return
+    try:
+        left = _erase(parts, _unused(parts))
+        if not left:
+            parts.index.drop_traces(last)
+            return
+        why = f"{len(left)} slots do not read as zeros"
+    except (OSError, sqlite3.Error, StoreError) as error:
+        why = str(error)
+    logger.warning("bytes of a purged agent may still be on disk, as its purge was cut off: %s; purge it again", why)
+
+
+def _erase(parts: OpenedStore, freed: Sequence[Slot]) -> list[Slot]:
+    """Overwrite what was deleted in the index and in these slots; return the unused slots that are not zeros."""
+    parts.index.rewrite()
+    parts.index.truncate_wal()
+    parts.place.remove_set_aside()
+    parts.shards.punch(freed)
+    parts.shards.sync_all(freed)
+    left = [slot for slot in _unused(parts) if not _reads_as_zeros(parts, slot)]
+    for slot in left:
+        parts.shards.erase(*slot)
+    parts.shards.sync()
+    return [slot for slot in left if not _reads_as_zeros(parts, slot)]
 
 
 def _in_files(parts: OpenedStore, forgotten: Forgotten) -> str | None:

@@ -24,7 +24,15 @@ from rekindle.cache.blocks.hashing import BlockHash, BlockIdentity, TokenIds, id
 from rekindle.errors import StoreError
 from rekindle.store.files.damage import IndexDamage
 from rekindle.store.files.keys import StoreKeys
-from rekindle.store.files.sqlite_file import checkpoint_at, connect, connect_writer, problem, truncate_log
+from rekindle.store.files.sqlite_file import (
+    checkpoint_at,
+    connect,
+    connect_writer,
+    drop_traces,
+    last_trace,
+    problem,
+    truncate_log,
+)
 from rekindle.store.files.table import KeyedTable
 from rekindle.store.rows.schema import BLOCK, AgentRow, BlockRow, IndexTables, SequenceRow, prepare
 from rekindle.store.values import SequenceRecord, StoredBlock
@@ -163,6 +171,14 @@ class Index:
         """
         if not truncate_log(self.writer):
             raise StoreError(f"the log of {self._path} could not be emptied because it is being read: purge again")
+
+    def last_trace(self) -> int:
+        """The note of the last purge that was not proven since; 0: there is none."""
+        return last_trace(self.writer)
+
+    def drop_traces(self, last: int) -> None:
+        """Note that all purges up to this note are proven."""
+        drop_traces(self.writer, last)
 
     def look_through(self, how: Literal["quick_check", "integrity_check"]) -> None:
         """Have SQLite check its B-trees (`sqlite_file.problem`); report what it finds as damage to repair."""

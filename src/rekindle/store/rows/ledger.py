@@ -19,7 +19,7 @@ from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.parts import EndingPart
 from rekindle.store.files.damage import DamagedRow
 from rekindle.store.files.shards import Shards
-from rekindle.store.files.sqlite_file import transaction
+from rekindle.store.files.sqlite_file import note_traces, transaction
 from rekindle.store.rows.covers import Covers, PartKey
 from rekindle.store.rows.index import DESCENDANTS, Index
 from rekindle.store.rows.repair import Repaired, RowRepair
@@ -195,6 +195,7 @@ class Ledger:
         agent's: it raises DamagedRow, so that it is repaired first. Reads all rows.
         """
         self._verify_all()
+        note_traces(self._db)
         key = agent_key(namespace, agent, self._secret)
         hashes = [row[0] for row in self._db.execute(_AGENT_BLOCKS, (key,))]
         seals = {block_hash: self._tables.ids.sealed(self._block(block_hash)) for block_hash in hashes}

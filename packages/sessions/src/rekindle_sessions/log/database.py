@@ -26,7 +26,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from rekindle.errors import StoreError
 from rekindle.store.files import sqlite_file
 from rekindle.store.files.keys import NOTHING_GIVEN, Given, StoreKeys
-from rekindle.store.files.sqlite_file import schema_of, transaction, version_of
+from rekindle.store.files.sqlite_file import erase_traces_left, schema_of, transaction, version_of
 from rekindle.store.files.table import KeyedTable, Table, row_key
 from rekindle.store.files.veil import Veil
 
@@ -125,6 +125,7 @@ def opened(
         _check(connection, tables)
         _bring_up(connection, path)
         _limit_numbers(connection)
+        erase_traces_left(connection, path)
         return make(connection, tables)
 
     return sqlite_file.opened(path, prepared, busy_s=BUSY_S, locking="exclusive", given=given)

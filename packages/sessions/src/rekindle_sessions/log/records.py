@@ -18,7 +18,7 @@ from typing import Self
 
 from rekindle.errors import Conflict, NotFound, StoreError
 from rekindle.store.files.keys import NOTHING_GIVEN, Given
-from rekindle.store.files.sqlite_file import SqliteFile, truncate_log
+from rekindle.store.files.sqlite_file import SqliteFile, erase_traces, note_traces, truncate_log
 from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked_event
 from rekindle_sessions.log.database import MEMORY, EventRow, MemoryRow, ProgressRow, SessionRow, SessionTables, opened
 from rekindle_sessions.log.inventory import Card, Inventory
@@ -63,7 +63,6 @@ class SessionRecords(SqliteFile):
         super().__init__(connection, "the session file")
         self._tables = tables
         self._creating = threading.Lock()  # from checking that an id is free until it is taken
-        self._has_traces = False  # of forgotten memories in the file's free pages
         self._inventory = Inventory.of_file(connection, tables)
         self.usage = self._inventory.usage
 
@@ -239,8 +238,9 @@ class SessionRecords(SqliteFile):
     def forget(self, namespace: str, agent: str) -> bool:
         """Make an agent bring nothing of existing sessions into later ones; False if there was nothing to forget.
 
-        If it had a memory of deleted sessions, the file is vacuumed to erase it; if that fails, the next call retries.
-        Damaged memories might be the agent's too, so they are deleted.
+        If it had a memory of deleted sessions, the file is rewritten to erase it; if that fails, or the process is
+        killed meanwhile, the next call or the next open does it. Damaged memories might be the agent's too, so they are
+        deleted.
         """
         last = self._inventory.last(namespace, agent)
         with self.writing() as connection:
@@ -253,14 +253,12 @@ class SessionRecords(SqliteFile):
             )
             if last:
                 self._put(connection, namespace, Memory(agent, 0.0, None, last))
-            self._has_traces = self._has_traces or num_forgotten > 0
+            if num_forgotten:
+                note_traces(connection)
         self._inventory.damaged_memories.clear()
         self._count_memory(namespace, agent)
-        if self._has_traces:
-            with self.reading() as connection:
-                connection.execute("VACUUM")
-            self._shorten()
-            self._has_traces = False
+        with self.reading() as connection:
+            erase_traces(connection)
         return num_forgotten > 0 or last > 0
 
     def _drop_damaged(self, connection: sqlite3.Connection) -> int:
