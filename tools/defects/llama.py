@@ -148,8 +148,8 @@ LLAMA: tuple[Mutant, ...] = (
     one(
         "a record before the blocks of its turn",
         WAITING,
-        "            return command.head in slot.unkept.heads\n",
-        "            return False\n",
+        "            return {command.head}\n",
+        "            return set()\n",
         KILLED,
     ),
     one(
@@ -160,11 +160,18 @@ LLAMA: tuple[Mutant, ...] = (
         OF_WAITING,
     ),
     one(
-        "what waits in a slot forgotten with it",
+        "a turn that ends while its agent is offloaded forgotten with it",
         MEMORY,
-        "self.keeping.waiting.give_up(slot)",
-        "pass",
-        f"{OF_WAITING}::test_nothing_that_waits_is_lost_when_a_slot_is_emptied",
+        "if slot.owner == (namespace, agent) and slot.unkept is None:",
+        "if slot.owner == (namespace, agent):",
+        f"{OF_WAITING}::test_a_turn_that_ends_while_its_agent_is_offloaded_is_saved",
+    ),
+    one(
+        "turns of one branch that overtake each other in two slots",
+        WAITING,
+        "return next(after, None) or next(",
+        "return next(",
+        f"{OF_WAITING}::test_turns_of_one_branch_reach_the_store_in_their_order",
     ),
     one(
         "a restored state that counts as useless with each batch of its prompt",

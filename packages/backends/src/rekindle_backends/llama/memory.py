@@ -328,11 +328,11 @@ class SlotMemory:
         return self.keeping.hand_over()
 
     def forget(self, namespace: str, agent: str) -> None:
-        """Empty the slots that computed for an agent last."""
+        """Empty the slots that computed for an agent last, but for those whose turn is still to be kept: it ended since
+        the agent was saved or deleted, and stays."""
         self._partings.forget((namespace, agent))
         for slot in self.slots:
-            if slot.owner == (namespace, agent):
-                self.keeping.waiting.give_up(slot)  # what is read of it is dropped
+            if slot.owner == (namespace, agent) and slot.unkept is None:
                 slot.forget()
                 if not slot.is_busy:
                     slot.is_busy = slot.is_read = True

@@ -3,18 +3,20 @@
     save ──▶ waits in a slot ──its state is kept──▶ saved again: in another slot, or at the store
                  └──its state is lost──────────────▶ the same: others may have what the command depends on
 
-Owns which slot a command waits in: that of its own agent before others that share a beginning with it. None is dropped
-but those of what is deleted; the store says which it could not carry out. Called on the engine's thread.
+Owns which slot a command waits in: where an earlier one about its agent does, so that the store gets them in their
+order; else that of its own agent before others that share a beginning with it. None is dropped but those of what is
+deleted; the store says which it could not carry out. Called on the engine's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.engine.blocks.save_queue import SaveQueue
-from rekindle.store.commands import Delete, Move, Purge, StoreCommand
+from rekindle.store.commands import Delete, Move, Pin, Purge, StoreCommand
 from rekindle.store.values import SequenceRecord
-from rekindle_backends.llama.slots import Slot, Slots
+from rekindle_backends.llama.slots import Slot, Slots, Unkept
 
 
 class Waiting:
@@ -28,14 +30,20 @@ class Waiting:
         """Queue a command for the store; one that depends on a state that is not read waits for that."""
         if isinstance(command, Delete | Purge):
             self._drop(command)
-        else:
-            owner = (command.namespace, command.agent)
-            for slot in sorted(self._slots, key=lambda each: each.owner != owner):
-                if slot.unkept is not None and _waits(command, slot):
-                    slot.unkept.commands.append(command)
-                    slot.unkept.urgent |= not isinstance(command, SequenceRecord)
-                    return
+        elif (unkept := self._awaited(command)) is not None:
+            unkept.commands.append(command)
+            unkept.urgent |= not isinstance(command, SequenceRecord)
+            return
         self._queue.add(command)
+
+    def _awaited(self, command: SequenceRecord | Pin | Move) -> Unkept | None:
+        """Return the turn that a command waits for; None if it depends on none."""
+        owner = (command.namespace, command.agent)
+        slots = sorted(self._slots, key=lambda each: each.owner != owner)
+        unkept = [slot.unkept for slot in slots if slot.unkept is not None]
+        heads = _heads(command)
+        after = (each for each in unkept if each.commands_of(*owner))
+        return next(after, None) or next((each for each in unkept if not heads.isdisjoint(each.heads)), None)
 
     def save_all(self, commands: Iterable[StoreCommand]) -> None:
         """Queue commands whose slot has nothing unkept any more."""
@@ -66,12 +74,12 @@ class Waiting:
                 self.give_up(slot)
 
 
-def _waits(command: StoreCommand, slot: Slot) -> bool:
-    assert slot.unkept is not None, "there is nothing to wait for"
+def _heads(command: SequenceRecord | Pin | Move) -> set[BlockHash]:
+    """Return the blocks in which what a command moves ends."""
     match command:
         case SequenceRecord():
-            return command.head in slot.unkept.heads
+            return {command.head}
         case Move():
-            return any(record.head in slot.unkept.heads for record in command.records)
-        case _:
-            return bool(slot.unkept.commands_of(command.namespace, command.agent))
+            return {record.head for record in command.records}
+        case Pin():
+            return set()
