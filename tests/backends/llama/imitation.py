@@ -17,6 +17,7 @@ from its last token or a checkpoint alone, with a window from there as well wher
                         time; "drawn", others each time
     IMITATION_LOG       a file to which a line is added for each request: slot, tokens computed, tokens reused; those
                         that want no reply are in one of their own, whose name ends in ".back"
+    IMITATION_SAVES     a file to which a line is added for each slot that is saved: slot, how many others compute
     IMITATION_ENDS      how often a reply ends by itself
     IMITATION_STUCK     set if slots keep no checkpoints
     IMITATION_USELESS   while there is a file of this name, what is restored is not there afterwards
@@ -125,6 +126,7 @@ class Slot:
     state: bytes = b""
     checkpoints: dict[int, tuple[bytes, dict[int, np.ndarray]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    computes: bool = False  # until its last token
 
     def compute(self, tokens: Sequence[int], first: int, window: int | None = None, beside: bytes = b"") -> None:
         """Have rows for all of these tokens, of which it has the first already."""
@@ -280,6 +282,10 @@ class Server:
             if action == "save" and Path(os.environ.get("IMITATION_FULL", os.devnull)).is_file() and number == 0:
                 return 500, {"error": {"message": "unable to save slot 0", "code": 500}}
             if action == "save":
+                if saves := os.environ.get("IMITATION_SAVES"):
+                    computing = sum(each.computes for each in self.slots if each is not slot)
+                    with open(saves, "a") as file:
+                        file.write(f"{number} {computing}\n")
                 data = written(slot, number, self.num_streams, self.model) if slot.tokens else b""
                 path.write_bytes(data)
                 return 200, {"id_slot": number, "n_saved": len(slot.tokens), "n_written": len(data)}
@@ -299,32 +305,42 @@ class Server:
 
     def complete(self, body: dict[str, Any], send: Any) -> None:
         """Compute a prompt and stream what follows."""
-        prompt, slot = body["prompt"], self.slots[max(0, body.get("id_slot", 0))]
+        slot = self.slots[max(0, body.get("id_slot", 0))]
         with slot.lock:
-            cached = slot.reusable(prompt, self.model) if body.get("cache_prompt", True) else 0
-            slot.compute(prompt, cached, self.model.window, self.beside(slot))
-            if log := os.environ.get("IMITATION_LOG"):
-                name = log if body["n_predict"] else f"{log}.back"
-                with open(name, "a") as file:
-                    file.write(f"{body.get('id_slot', 0)} {len(prompt) - cached} {cached}\n")
-            for processed in (cached, len(prompt)):
-                progress = {"total": len(prompt), "cache": cached, "processed": processed, "time_ms": 1}
-                send({"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress})
-            drawn, stopped, seed = 0, "limit", body["seed"] if body.get("temperature") else 0
-            while drawn < max(1, body["n_predict"]):
-                time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))
-                token = self.model.next(slot, seed)
-                drawn += 1
-                text = "" if token == self.model.end else "?"
-                send({"content": text, "tokens": [token], "stop": False, "tokens_predicted": drawn})
-                if token == self.model.end:
-                    stopped = "eos"
-                    break
-                if drawn < body["n_predict"]:
-                    slot.compute([*slot.tokens, token], len(slot.tokens), self.model.window)
-            timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
-            last = {"stop": True, "stop_type": stopped, "tokens_predicted": drawn, "timings": timings}
-            send({"content": "", "tokens": [], **last})
+            slot.computes = True
+            try:
+                last = self._computed(body, slot, send)
+            finally:
+                slot.computes = False
+            send(last)
+
+    def _computed(self, body: dict[str, Any], slot: Slot, send: Any) -> dict[str, Any]:
+        """Compute a prompt and stream what follows; return the last event."""
+        prompt = body["prompt"]
+        cached = slot.reusable(prompt, self.model) if body.get("cache_prompt", True) else 0
+        slot.compute(prompt, cached, self.model.window, self.beside(slot))
+        if log := os.environ.get("IMITATION_LOG"):
+            name = log if body["n_predict"] else f"{log}.back"
+            with open(name, "a") as file:
+                file.write(f"{body.get('id_slot', 0)} {len(prompt) - cached} {cached}\n")
+        for processed in (cached, len(prompt)):
+            progress = {"total": len(prompt), "cache": cached, "processed": processed, "time_ms": 1}
+            send({"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress})
+        drawn, stopped, seed = 0, "limit", body["seed"] if body.get("temperature") else 0
+        while drawn < max(1, body["n_predict"]):
+            time.sleep(float(os.environ.get("IMITATION_TOKEN_S", "0")))
+            token = self.model.next(slot, seed)
+            drawn += 1
+            text = "" if token == self.model.end else "?"
+            send({"content": text, "tokens": [token], "stop": False, "tokens_predicted": drawn})
+            if token == self.model.end:
+                stopped = "eos"
+                break
+            if drawn < body["n_predict"]:
+                slot.compute([*slot.tokens, token], len(slot.tokens), self.model.window)
+        timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
+        last = {"stop": True, "stop_type": stopped, "tokens_predicted": drawn, "timings": timings}
+        return {"content": "", "tokens": [], **last}
 
 
 def handler(server: Server) -> type[BaseHTTPRequestHandler]:
