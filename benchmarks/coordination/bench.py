@@ -235,10 +235,10 @@ async def _round(coordinator: Coordinator, number: int) -> list[Spoken]:
 def spoken_of(data: Mapping[str, Any], number: int, times: Sequence[float], *, begins: bool) -> Spoken:
     """Build a turn from the data of its `turn_complete` and the seconds at which its tokens arrived.
 
-    The first tokens are emitted once everything before them is durable, so only later steps are counted.
+    The first tokens are emitted once everything before them is durable, so only later ones are counted.
     """
     report = data["rekindle"]
-    steps = [(after - before) * 1e3 for before, after in pairwise(times[WARM_UP_TOKENS:])]
+    between = [(after - before) * 1e3 for before, after in pairwise(times[WARM_UP_TOKENS:])]
     return Spoken(
         round=number,
         speaker=data["speaker"],
@@ -248,7 +248,7 @@ def spoken_of(data: Mapping[str, Any], number: int, times: Sequence[float], *, b
         reused_tokens=report["reused_tokens"],
         taken_in_tokens=data["taken_in_tokens"],
         num_tokens=data["num_tokens"],
-        step_ms=statistics.median(steps) if steps else None,
+        token_ms=statistics.median(between) if between else None,
         timings=report["timings"],
         first_token_ms=data["first_token_ms"],
         warm_tokens=report["warm_tokens"],

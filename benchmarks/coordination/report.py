@@ -22,7 +22,7 @@ class Spoken:
     """One turn. `gap_ms`: from the last word of the previous turn to its first; None for the first of a session.
 
     `begins`: it begins a round, so its gap is between the last seat and the first and includes the end of a round.
-    `taken_in_tokens` were prefilled for its speaker while others spoke. `step_ms`: median time between its tokens.
+    `taken_in_tokens` were prefilled for its speaker while others spoke. `token_ms`: median time between its tokens.
     `first_token_ms`: from the turn's start to its first token. `warm_tokens` of the reused ones came from disk.
     """
 
@@ -33,7 +33,7 @@ class Spoken:
     reused_tokens: int
     taken_in_tokens: int
     num_tokens: int
-    step_ms: float | None
+    token_ms: float | None
     timings: Mapping[str, float]
     begins: bool = False
     first_token_ms: float | None = None
@@ -100,7 +100,7 @@ def least_share(turns: Sequence[Spoken]) -> float:
     return min((share([turn]) for turn in turns), default=0.0)
 
 
-COLUMNS = ("gap", "p90", "met", "wrap", "step", "prompt", "reused", "least", "computed", "prefilled", "wall")
+COLUMNS = ("gap", "p90", "met", "wrap", "token", "prompt", "reused", "least", "computed", "prefilled", "wall")
 
 
 def round_line(arm: str, turns: Sequence[Spoken], num_rounds: int, wall_s: float) -> str:
@@ -145,14 +145,14 @@ def totals_table(done: Sequence[Played]) -> Table:
 def _cells(turns: Sequence[Spoken], bound_ms: float) -> list[str]:
     """Return cells in the order of `COLUMNS`, without the last."""
     found, wrapped = gaps(turns), wraps(turns)
-    steps = [turn.step_ms for turn in turns if turn.step_ms is not None]
+    between = [turn.token_ms for turn in turns if turn.token_ms is not None]
     gap = statistics.median(found) if found else None
     return [
         "" if gap is None else f"{gap:,.1f} ms",
         "" if gap is None else f"{percentile(found, 0.9):,.1f} ms",
         "" if gap is None else ("yes" if gap <= bound_ms else "no"),
         f"{statistics.median(wrapped):,.1f} ms" if wrapped else "",
-        f"{statistics.median(steps):,.1f} ms" if steps else "",
+        f"{statistics.median(between):,.1f} ms" if between else "",
         f"{statistics.median(turn.prompt_tokens for turn in turns):,.0f}",
         f"{share(turns):.1%}",
         f"{least_share(turns):.1%}",
@@ -178,9 +178,9 @@ def measurements(played: Played) -> Iterator[Measurement]:
         is_met = statistics.median(wrapped) <= played.bound_ms
         yield Measurement("gap between rounds", arm, "ms", tuple(wrapped), {**held, "met": is_met})
     yield Measurement("decode step alone", arm, "ms", played.steps_ms)
-    steps = tuple(turn.step_ms for turn in turns if turn.step_ms is not None)
-    if steps:
-        yield Measurement("decode step in the session", arm, "ms", steps)
+    between = tuple(turn.token_ms for turn in turns if turn.token_ms is not None)
+    if between:
+        yield Measurement("between two tokens in the session", arm, "ms", between)
     shares = tuple(share([turn]) for turn in turns)
     yield Measurement("reused share of a turn's prompt", arm, "share", shares, {"wanted": WANTED_SHARE})
     yield Measurement("computed at a turn", arm, "tokens", tuple(float(turn.computed_tokens) for turn in turns))

@@ -84,8 +84,10 @@ def test_lines_say_whether_the_bound_is_met() -> None:
     gap = found["gap between speakers"]
     assert (gap.median, gap.detail["met"], gap.detail["bound_ms"], len(gap.detail["turns"])) == (20.0, True, 20.0, 5)
     assert found["computed at a turn"].values[-1] == 50.0 and found["round"].unit == "s"
+    assert found["between two tokens in the session"].values == (5.0,) * 5, "a step may give several"
     silent = Played(OURS, (Spoken(0, "Ada", None, 10, 0, 0, 1, None, {}),), (1.0,), (5.0,))
-    assert {"gap between speakers", "decode step in the session"}.isdisjoint(m.measure for m in measurements(silent))
+    measured = {each.measure for each in measurements(silent)}
+    assert {"gap between speakers", "between two tokens in the session"}.isdisjoint(measured)
 
 
 @pytest.mark.parametrize(

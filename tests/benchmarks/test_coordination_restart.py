@@ -100,7 +100,7 @@ def turn(number: int, gap_ms: float | None, *, computed: int = 10, warm: int = 0
         reused_tokens=1000 - computed,
         taken_in_tokens=0,
         num_tokens=16,
-        step_ms=4.0,
+        token_ms=4.0,
         timings={"load_ms": 2.0, "prefill_ms": 12.0},
         first_token_ms=20.0,
         warm_tokens=warm,
