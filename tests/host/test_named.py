@@ -77,6 +77,7 @@ def test_a_folder_has_a_model_of_each_file_and_of_each_checkpoint(tmp_path: Path
         ("[models.a]\nport = 1", "a: port is for all models"),
         ("[models.a]\nthread = 1", "a: .*did you mean threads"),
         ("[models.a]\nmodel = './nothing.gguf'", "a: ./nothing.gguf: there is no such"),
+        ("[models.a]\nmodel = 'bundled'", "a: bundled is the name of no model: that of the bundled one is pocket"),
         ("[models.a]\nkeep_alive = 'soon'", "a: .*'soon' is not a duration"),
         ("[models.default]", "a name has letters"),
         ("[models.'a b']", "a name has letters"),

@@ -67,6 +67,8 @@ class Source:
         if gguf.NAMED.fullmatch(model):
             name, label = model.split(":")
             return cls(name, None, revision, label=label)
+        if model.casefold() == "bundled":
+            raise ModelRefused(f"{model} is the name of no model: that of the bundled one is {pocket.NAME}")
         if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
             raise ModelRefused(f"{model}: there is no such directory, nor a GGUF file of this name")
         return cls(model, None, revision)
