@@ -167,6 +167,13 @@ LLAMA: tuple[Mutant, ...] = (
         f"{OF_WAITING}::test_a_turn_that_ends_while_its_agent_is_offloaded_is_saved",
     ),
     one(
+        "a front that gives no namespace a share of hot memory",
+        "engine/blocks/prefix_cache.py",
+        "        self._bound(sequence.root)\n        copies = ",
+        "        copies = ",
+        f"{OF_MEMORY}::test_a_namespace_beyond_its_share_gives_way_before_others",
+    ),
+    one(
         "turns of one branch that overtake each other in two slots",
         WAITING,
         "return next(after, None) or next(",

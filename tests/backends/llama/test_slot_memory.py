@@ -48,11 +48,24 @@ def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @contextmanager
 def front(
-    gguf: Path, store: Path | str, slots: int = 2, hot_bytes: int = 16 << 20, context: int = 2048, more: str = ""
+    gguf: Path,
+    store: Path | str,
+    slots: int = 2,
+    hot_bytes: int = 16 << 20,
+    context: int = 2048,
+    more: str = "",
+    share: float = 1.0,
 ) -> Iterator[Engine]:
     """An engine whose requests the imitation computes."""
     flags = f"-np {slots} -c {slots * context} {more}"
-    engine = Engine(model=str(gguf), backend="llama.cpp", backend_flags=flags, store=str(store), hot_bytes=hot_bytes)
+    engine = Engine(
+        model=str(gguf),
+        backend="llama.cpp",
+        backend_flags=flags,
+        store=str(store),
+        hot_bytes=hot_bytes,
+        namespace_share=share,
+    )
     with engine:
         yield engine
 
@@ -284,6 +297,22 @@ def test_namespaces_share_nothing(gguf: Path, tmp_path: Path) -> None:
         engine.agent("a", namespace="one").generate(prompt, max_tokens=4)
         report = engine.agent("a", namespace="two").generate(prompt, max_tokens=4).report
         assert report.hot_tokens + report.warm_tokens == 0
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_namespace_beyond_its_share_gives_way_before_others(gguf: Path, tmp_path: Path, share: float) -> None:
+    talk = Talk(gguf, tmp_path / "log")
+    with front(gguf, "off", slots=1, hot_bytes=1 << 20, share=share) as engine:
+        quiet = engine.agent("early", namespace="quiet")
+        quiet.generate(np.array(talk.more(300), np.uint32), max_tokens=1)
+        assert engine.flush()
+        before, number = engine.stats().num_evictions, 0
+        while engine.stats().num_evictions < before + 20:
+            flood = engine.agent(f"agent-{(number := number + 1)}", namespace="flood")
+            flood.generate(np.array(talk.more(300), np.uint32), max_tokens=1)
+            assert engine.flush()
+        assert (quiet.info().hot_tokens > 0) == (share < 1), "used longest ago of all"
+        engine.check()
 
 
 def test_a_request_that_is_not_sent_holds_nothing(gguf: Path, tmp_path: Path) -> None:

@@ -102,7 +102,6 @@ class PrefixCache:
         assert not sequence.table.blocks, "attach comes before any block"
         if sequence.reuse == "off":
             return "ready"
-        self._bound(sequence.root)
         self.scores.fill(sequence)
         if self._is_scored_elsewhere(sequence, computing):
             return "wait"
@@ -198,6 +197,7 @@ class PrefixCache:
 
     def load(self, sequence: Sequence, held: list[int], blocks: list[StoredBlock]) -> bool:
         """Read blocks for a sequence, which follow those `held`; False without room for one. It will report."""
+        self._bound(sequence.root)
         return self._store is not None and self.loads.start(self._store, sequence, held, blocks)
 
     def share_prompt(self, sequence: Sequence, computed: Sequence) -> None:
@@ -262,6 +262,7 @@ class PrefixCache:
 
     def prepare(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve positions [0, num_tokens), copying a shared tail that will be written; False on a shortage."""
+        self._bound(sequence.root)
         copies = sequence.table.prepare(num_tokens, sequence.resume_points)
         if copies is None:
             return False
