@@ -64,14 +64,15 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         notes = put_on_path(folder, patch)
         server = ServerSettings(port=0, api_key="key", stop_s=1)
-        with ServerProcess(flags, log=folder / "log", server=server) as process:
+        admin = {"admin_key": "root"}
+        with ServerProcess(flags, log=folder / "log", server=server, variables=admin) as process:
             process.wait_ready()
             yield Engines(process, folder, notes)
 
 
-def size(host: Engines) -> int:
-    """What /api/ps says that the model takes that is loaded."""
-    (entry,) = host.ask("GET", "/api/ps").json()["models"]
+def size(host: Engines, key: str = "root") -> int:
+    """What /api/ps says to a key that the model takes that is loaded."""
+    (entry,) = host.ask("GET", "/api/ps", authorization=f"Bearer {key}").json()["models"]
     return int(entry["size"])
 
 
@@ -89,6 +90,7 @@ def test_what_a_llama_server_keeps_of_a_token_and_what_it_takes_is_said(host: En
     while (after := size(host)) == before and time.monotonic() < end:  # until its slot has rested, and is read
         time.sleep(0.05)
     assert before < after < before + HOT_BYTES / 2
+    assert size(host, "key") == before, "a tenant sees nothing of what all tenants use"
 
 
 def test_its_memory_outlives_a_swap_and_its_llama_server_ends_with_it(host: Engines) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from rekindle.server.gate.keys import Access
 from rekindle.server.models import rfc3339, tagged
 from rekindle.server.ollama.models import FOREVER
 from rekindle_models.child import Keys
@@ -49,6 +50,7 @@ class Descriptions:
         self._models = models
         self._places = places
         self._forwarder = forwarder
+        self._keys = keys
         self._key = keys.admin or next(iter(keys.of.values()))
         self._clock = clock
         self._created = clock()
@@ -99,14 +101,16 @@ class Descriptions:
         entry = {"name": name, "model": name, "digest": digest, "size": model.size, "details": {}}
         return {**entry, "modified_at": rfc3339(self._created)}
 
-    async def running(self) -> list[dict[str, Any]]:
-        """Return the entries of /api/ps: what is loaded, what it takes now, and until when."""
-        found = await asyncio.gather(*map(self._running, self._places.ready()))
+    async def running(self, access: Access) -> list[dict[str, Any]]:
+        """Return the entries of /api/ps: what is loaded, what it takes now as far as this access sees, until when."""
+        key = self._keys.key_for(access)
+        assert key is not None, "asked without a key"
+        found = await asyncio.gather(*(self._running(place, key) for place in self._places.ready()))
         return [entry for entry in found if entry is not None]
 
-    async def _running(self, place: Place) -> dict[str, Any] | None:
+    async def _running(self, place: Place, key: str) -> dict[str, Any] | None:
         try:
-            said: Any = await self._forwarder.json(place.process.url, "/api/ps", self._key)
+            said: Any = await self._forwarder.json(place.process.url, "/api/ps", key)
             return {**said["models"][0], "expires_at": self._until(place)}
         except (httpx.HTTPError, LookupError):  # it ends at this moment
             return None

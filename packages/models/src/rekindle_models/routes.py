@@ -55,7 +55,7 @@ def _catalogue(models: Models, descriptions: Descriptions) -> list[Route]:
         return JSONResponse({"models": [await descriptions.tag(each) for each in models.all]})
 
     async def running(request: Request) -> Response:
-        return JSONResponse({"models": await descriptions.running()})
+        return JSONResponse({"models": await descriptions.running(access_of(request))})
 
     return [
         Route("/v1/models", listed),

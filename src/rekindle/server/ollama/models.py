@@ -103,7 +103,9 @@ class _Named(StrictModel):
     name: str
     model: str
     digest: str = Field(description="differs wherever stored KV does not fit")
-    size: int = Field(description="bytes of the weight files; of a loaded model, with hot KV, of a front what it uses")
+    size: int = Field(
+        description="bytes of the weight files; if loaded, with hot KV; of a front, to an admin, with what it uses"
+    )
     details: OllamaDetails
 
 

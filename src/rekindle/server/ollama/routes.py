@@ -15,7 +15,7 @@ from rekindle.errors import BadRequest
 from rekindle.server.answers.answer import Answer, RouteContext, accepted, read
 from rekindle.server.answers.validation import validated
 from rekindle.server.border import UNMANAGED, Router
-from rekindle.server.gate.caller import Caller
+from rekindle.server.gate.caller import Caller, access_of
 from rekindle.server.models import ServedModel, rfc3339
 from rekindle.server.ollama.bodies import OllamaShowBody
 from rekindle.server.ollama.calls import ModelSide, OllamaCall, Parse, parse_chat, parse_generate
@@ -94,13 +94,15 @@ class Catalogue:
             "capabilities": self._capabilities(),
         }
 
-    def loaded(self) -> dict[str, Any]:
+    def loaded(self, *, sees_all: bool) -> dict[str, Any]:
         """Return the entry of /api/ps: bytes of weights and of hot KV; waits for the engine.
 
-        Hot memory counts as a whole where it is next to the weights, of a front as far as it is in use.
+        Hot memory counts as a whole where it is next to the weights, of a front as far as it is in use: by all tenants
+        together, so of one that does not see them all it counts as nothing.
         """
         is_front, stats = self._engine.settings.backend.address is not None, self._engine.stats()
-        size = self._engine.spec.facts.file_bytes + (stats.used_hot_bytes if is_front else stats.hot_bytes)
+        used_bytes = stats.used_hot_bytes if sees_all else 0
+        size = self._engine.spec.facts.file_bytes + (used_bytes if is_front else stats.hot_bytes)
         return {
             **self._named(),
             "size": size,
@@ -171,9 +173,9 @@ def catalogue_router(engine: Engine, model: ServedModel, *, strict: bool) -> API
         return {"models": [catalogue.listed()]}
 
     @router.get("/api/ps", response_model=OllamaRunning)
-    def running() -> dict[str, Any]:
+    def running(request: Request) -> dict[str, Any]:
         """The served model, with what it takes in memory; it stays loaded."""
-        return {"models": [catalogue.loaded()]}
+        return {"models": [catalogue.loaded(sees_all=access_of(request).is_admin)]}
 
     @router.get("/api/version", response_model=OllamaVersion)
     def version() -> dict[str, str]:
