@@ -15,7 +15,7 @@ HOSTS: tuple[Mutant, ...] = (
     one(
         "a front whose whole budget of hot memory counts as taken",
         "server/ollama/routes.py",
-        "stats.used_hot_bytes if is_front else stats.hot_bytes",
+        "used_bytes if is_front else stats.hot_bytes",
         "stats.hot_bytes",
         f"{OF_ENGINES}::test_what_a_llama_server_keeps_of_a_token_and_what_it_takes_is_said",
     ),

@@ -372,8 +372,8 @@ SERVING = (
     one(
         "a namespace that takes all of hot memory",
         "engine/blocks/prefix_cache.py",
-        "        self._bound(sequence.root)\n",
-        "",
+        "            self.pool.set_quota(root, self._most_of_namespace)\n",
+        "            pass\n",
         "tests/engine/test_evicting.py::test_a_namespace_beyond_its_share_gives_way_before_others",
     ),
     one(
