@@ -216,6 +216,16 @@ def test_one_that_need_not_be_enforced_becomes_any_object() -> None:
     assert not takes("hermes", reply_with("hermes", {"place": 1}), loose), "the other one is as strict as before"
 
 
+def test_schemas_that_may_overlap_are_alternatives_unless_they_are_strict() -> None:
+    schema = {"type": "object", "properties": {"x": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]}}}
+    loose = CalledTool("add", schema, is_strict=False, param="tools")
+    for value, is_right in ((7, True), (3.5, True), (2.5, False)):
+        assert takes("hermes", reply_with("hermes", {"x": value}, tool="add"), Calls((loose,))) == is_right, value
+    with pytest.raises(BadRequest, match="use anyOf") as caught:
+        constraints_of("hermes").matcher(None, opening="", calls=Calls((replace(loose, is_strict=True),)))
+    assert caught.value.param == "tools.properties.x"
+
+
 @pytest.mark.parametrize("name", ["hermes", "coder"])
 def test_a_schema_that_is_none_is_named_where_it_is_strict(name: str) -> None:
     for is_strict in (True, False):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, Field
 
 from rekindle.errors import BadRequest, Cancelled, RequestFailed
 from rekindle.text.constraints.matcher import MOST_BYTES, ReplyConstraints, ReplyMatcher
@@ -167,6 +168,8 @@ def test_copies_go_their_own_ways() -> None:
         ({"properties": {"y": {"$ref": "#/$defs/missing"}}}, "properties.y", "missing"),
         ({"properties": {"z": {"type": "string", "pattern": "(a"}}}, "properties.z", "unclosed group"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "", "minimum (5) is greater"),
+        ({"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, "properties.a", "use anyOf"),
+        ({"oneOf": [{"$ref": "#/$defs/p"}, {"type": "object"}], "$defs": {"p": {"type": "object"}}}, "", "use anyOf"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enforced_is_refused_by_its_place(schema: Any, place: str, words: str) -> None:
@@ -244,9 +247,41 @@ def test_formats_that_nobody_knows_are_annotations_and_objects_are_closed() -> N
     assert enforced({"items": part}) == {"items": {**part, "additionalProperties": False}}
 
 
-def test_alternatives_that_may_overlap_are_taken_as_alternatives() -> None:
-    given = Constraint("json", {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]})
-    assert accepts("hermes", "7", given) and accepts("hermes", "3.5", given) and not accepts("hermes", "2.5", given)
+def test_an_object_has_the_properties_whose_only_value_is_their_default() -> None:
+    kind, x = {"const": "cat", "default": "cat"}, {"const": 1}
+    part = {"properties": {"kind": kind, "x": x}, "additionalProperties": False}
+    assert enforced(part) == {**part, "required": ["kind"]}
+    assert enforced({**part, "required": ["x"]})["required"] == ["kind", "x"]
+    for left in ({**part, "required": ["kind"]}, {**part, "maxProperties": 1}, {**part, "required": "x"}):
+        assert enforced(left) == left
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class Box(BaseModel):
+    kind: Literal["box"] = "box"
+    inside: list[Cat | Box]
+
+
+class Found(BaseModel):
+    what: Annotated[Cat | Box, Field(discriminator="kind")]
+
+
+@pytest.mark.parametrize("has_discriminator", [True, False])
+def test_unions_are_enforced(has_discriminator: bool) -> None:
+    """With the discriminator, which is no keyword of JSON Schema, the library follows the references by itself."""
+    schema = Found.model_json_schema()
+    if not has_discriminator:
+        del schema["properties"]["what"]["discriminator"]
+    given = Constraint("json", schema)
+    cat = '{"kind": "cat", "lives": 9}'
+    for what in (cat, f'{{"kind": "box", "inside": [{cat}]}}'):
+        assert accepts("hermes", f'{{"what": {what}}}', given), what
+    for what in ('{"lives": 9}', '{"kind": "box", "lives": 9}'):
+        assert not accepts("hermes", f'{{"what": {what}}}', given), what
 
 
 def test_faults_of_large_schemas_are_looked_for_within_bounds() -> None:

@@ -322,6 +322,20 @@ CLIENTS = (
         f"{FORMS}::test_formats_that_nobody_knows_are_annotations_and_objects_are_closed",
     ),
     one(
+        "schemas that overlap taken as alternatives",
+        "text/constraints/matcher.py",
+        "        grammar = answer_grammar(constraint)\n        error, _",
+        "        grammar = answer_grammar(constraint, coerce_one_of=True)\n        error, _",
+        "tests/text/test_call_grammars.py::test_schemas_that_may_overlap_are_alternatives_unless_they_are_strict",
+    ),
+    one(
+        "a union of references left to the library",
+        "text/constraints/schema.py",
+        'parts["anyOf"] = parts.pop("oneOf")',
+        "pass",
+        f"{FORMS}::test_unions_are_enforced",
+    ),
+    one(
         "the fault of a schema at its root",
         "text/constraints/schema.py",
         'path, message, found = f"{path}.{key}".removeprefix("."), wrong, part',

@@ -24,9 +24,11 @@ MOST_STEP_S = 0.1  # of processor time for one token of one reply: others wait f
 WALK_TOKENS = 32
 TOO_COMPLEX = "this is too complex, in time or in memory: simplify it"
 IMPOSSIBLE = "no reply can satisfy this"
+OVERLAPPING = "schemas in oneOf may overlap: use anyOf, or require a property that has another const in each of them"
+_OF_ONE_OF = "oneOf constraints"  # in the library's error for them
 _IMPOSSIBLE = "NoExtension"  # the library's word for that
 _OF_LIMITS = ("limit", "fuel")  # in its errors that speak of limits which callers cannot set
-_UNRESOLVED = object()
+UNRESOLVED = object()
 
 
 # Whether any value can satisfy a schema whose parts refer to each other: a least fixpoint over its references.
@@ -42,8 +44,8 @@ def is_satisfiable(schema: Any) -> bool:
         before = dict(known)
         found = _has_value(schema, known)
         for reference in list(known):
-            target = _resolved(schema, reference)
-            known[reference] = target is _UNRESOLVED or _has_value(target, known)
+            target = resolved(schema, reference)
+            known[reference] = target is UNRESOLVED or _has_value(target, known)
         if known == before:
             return found
 
@@ -80,10 +82,10 @@ def _needed(schema: Mapping[str, Any]) -> list[Any]:
     return []
 
 
-def _resolved(schema: Any, reference: str) -> Any:
+def resolved(schema: Any, reference: str) -> Any:
     """Return what a reference inside the schema names."""
     if not reference.startswith("#"):
-        return _UNRESOLVED
+        return UNRESOLVED
     found = schema
     for key in unquote(reference[1:]).split("/")[1:]:
         name = key.replace("~1", "/").replace("~0", "~")
@@ -92,7 +94,7 @@ def _resolved(schema: Any, reference: str) -> Any:
         elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
             found = found[int(name)]
         else:
-            return _UNRESOLVED
+            return UNRESOLVED
     return found
 
 
@@ -153,6 +155,8 @@ class Compiler:
         """Take some tokens that a matcher allows; return as `fault` does."""
         if matcher.is_error():
             error = str(matcher.get_error())
+            if error.startswith(_OF_ONE_OF):
+                return OVERLAPPING
             return TOO_COMPLEX if any(word in error for word in _OF_LIMITS) else error
         chosen = np.random.default_rng(0)
         for _ in range(WALK_TOKENS):

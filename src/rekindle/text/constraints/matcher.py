@@ -286,19 +286,16 @@ class ReplyConstraints:
         return tried.error, tried.num_bytes
 
     def _possible(self, constraint: Constraint, budget: _Budget) -> dict[str, object]:
-        """Return the grammar of a constraint, schemas that may overlap taken as alternatives; BadRequest for what
-        cannot be enforced."""
-        wrong = ""
-        for coerce_one_of in (False, True) if constraint.kind == "json" else (False,):
-            grammar = answer_grammar(constraint, coerce_one_of=coerce_one_of)
-            error, _ = self._tried(json.dumps({"grammars": [grammar]}), budget, PART_S)
-            if not error:
-                return grammar
-            wrong = wrong or error
-        raise self._placed(constraint, wrong, budget)
+        """Return the grammar of a constraint; BadRequest for what cannot be enforced."""
+        grammar = answer_grammar(constraint)
+        error, _ = self._tried(json.dumps({"grammars": [grammar]}), budget, PART_S)
+        if error:
+            raise self._placed(constraint, error, budget)
+        return grammar
 
     def _possible_arguments(self, tool: CalledTool, budget: _Budget) -> dict[str, object]:
-        """Return the grammar of a tool's arguments; any object for what cannot be enforced and need not be."""
+        """Return the grammar of a tool's arguments. If it is not strict, schemas that may overlap are taken as
+        alternatives, and what cannot be enforced as any object."""
         asked = arguments_of(tool)
         if tool.is_strict:
             return self._possible(asked, budget)

@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rekindle.text.constraints.alternatives import exclusive, needs_default
+
 # What llguidance 1.9 enforces of `format`.
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 DEFINITIONS = ("$defs", "definitions")
@@ -39,26 +41,37 @@ def schema_rule(schema: Any, *, coerce_one_of: bool = False) -> dict[str, object
 def enforced(schema: Any) -> Any:
     """Return the schema as it is enforced, at any depth: without formats that are not known, and with objects closed.
 
-    An object that names its properties has no others unless it says so: every such reply is valid, and small models do
-    not lose themselves in names of their own.
+    An object that names its properties has no others unless it says so, and has those whose only value is their
+    default: every such reply is valid, and small models do not lose themselves in names of their own. `oneOf` of
+    schemas that exclude each other is `anyOf`.
     """
+    return _enforced(schema, schema)
+
+
+def _enforced(schema: Any, root: Any) -> Any:
     if isinstance(schema, list):
-        return [enforced(each) for each in schema]
+        return [_enforced(each, root) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    parts = {key: _enforced(key, value) for key, value in schema.items() if key != "x-guidance"}
+    parts = {key: _enforced_part(key, value, root) for key, value in schema.items() if key != "x-guidance"}
     if parts.get("format") not in (None, *FORMATS):
         del parts["format"]
     if parts.get("properties") and not _OPEN & parts.keys():
         parts["additionalProperties"] = False
+    if isinstance(schema.get("properties"), Mapping) and isinstance(required := schema.get("required", []), list):
+        known = {each for each in required if isinstance(each, str)}
+        said = [name for name in schema["properties"] if needs_default(schema, name) and name not in known]
+        parts |= {"required": [*said, *required]} if said else {}
+    if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema and exclusive(schema["oneOf"], root):
+        parts["anyOf"] = parts.pop("oneOf")
     return parts
 
 
-def _enforced(key: str, value: Any) -> Any:
+def _enforced_part(key: str, value: Any, root: Any) -> Any:
     if key in _MANY and isinstance(value, Mapping):
-        return {name: enforced(each) for name, each in value.items()}
+        return {name: _enforced(each, root) for name, each in value.items()}
     # Schemas that hold together would exclude each other's properties if they were closed.
-    return value if key in _VALUES or key == "allOf" else enforced(value)
+    return value if key in _VALUES or key == "allOf" else _enforced(value, root)
 
 
 def fault(schema: Any, check: Check) -> tuple[str, str]:
