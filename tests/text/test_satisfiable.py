@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.text.constraints.compiling import is_satisfiable
+from rekindle.text.constraints.satisfiable import is_satisfiable
 
 N = {"$ref": "#/$defs/n"}
 

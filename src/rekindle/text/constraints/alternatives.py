@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rekindle.text.constraints.compiling import resolved
+from rekindle.text.constraints.satisfiable import resolved
 from rekindle.text.replies.arguments import kind_of_value
 
 MOST_NAMES = 64  # properties and listed values of a schema that are looked at
