@@ -169,6 +169,10 @@ def test_copies_go_their_own_ways() -> None:
         ({"properties": {"z": {"type": "string", "pattern": "(a"}}}, "properties.z", "unclosed group"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "", "minimum (5) is greater"),
         ({"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, "properties.a", "use anyOf"),
+        ({"properties": {"a": {"patternProperties": {"^[ab]$": {"const": 1}}, "additionalProperties": False,
+                               "minProperties": 2}}}, "properties.a", "minProperties"),
+        ({"anyOf": [{}, {"allOf": [{"required": ["a"], "minProperties": 2}]}]}, "anyOf[1].allOf[0]", "minProperties"),
+        ({"items": [{"additionalProperties": {"type": "null"}, "minProperties": 2}]}, "items[0]", "minProperties"),
         ({"oneOf": [{"$ref": "#/$defs/p"}, {"type": "object"}], "$defs": {"p": {"type": "object"}}}, "", "use anyOf"),
     ],
 )  # fmt: skip
@@ -245,6 +249,13 @@ def test_formats_that_nobody_knows_are_annotations_and_objects_are_closed() -> N
     ):
         assert enforced(left) == left
     assert enforced({"items": part}) == {"items": {**part, "additionalProperties": False}}
+
+
+def test_properties_are_counted_where_their_names_are_known() -> None:
+    named = {"properties": {"a": {}, "b": {}}, "required": ["a", "b"], "minProperties": 2}
+    for schema in (named, {"minProperties": 1}, {**named, "additionalProperties": False}):
+        assert accepts("hermes", '{"a": 1, "b": 2}', Constraint("json", {"type": "object", **schema})), schema
+        assert not accepts("hermes", "{}", Constraint("json", {"type": "object", **schema})), schema
 
 
 def test_an_object_has_the_properties_whose_only_value_is_their_default() -> None:

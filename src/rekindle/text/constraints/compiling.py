@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rekindle.text.constraints.satisfiable import is_satisfiable
+from rekindle.text.constraints.schema import repeats
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -24,6 +25,7 @@ WALK_TOKENS = 32
 TOO_COMPLEX = "this is too complex, in time or in memory: simplify it"
 IMPOSSIBLE = "no reply can satisfy this"
 OVERLAPPING = "schemas in oneOf may overlap: use anyOf, or require a property that has another const in each of them"
+REPEATED = "minProperties counts names that come twice: require as many names, or set additionalProperties to false"
 _OF_ONE_OF = "oneOf constraints"  # in the library's error for them
 _IMPOSSIBLE = "NoExtension"  # the library's word for that
 _OF_LIMITS = ("limit", "fuel")  # in its errors that speak of limits which callers cannot set
@@ -50,10 +52,12 @@ class Words:
         return self.encode(text.encode() if isinstance(text, str) else text)
 
 
-def impossible(grammar: str) -> str:
-    """Return that no value satisfies one of the schemas in a grammar; empty if each has one."""
-    schemas = (each["json_schema"] for each in json.loads(grammar)["grammars"] if "json_schema" in each)
-    return "" if all(map(is_satisfiable, schemas)) else IMPOSSIBLE
+def unenforced(grammar: str) -> str:
+    """Return why the library would not enforce one of the schemas in a grammar that it compiles; empty if it does."""
+    schemas = [each["json_schema"] for each in json.loads(grammar)["grammars"] if "json_schema" in each]
+    if not all(map(is_satisfiable, schemas)):
+        return IMPOSSIBLE
+    return REPEATED if any(map(repeats, schemas)) else ""
 
 
 class Compiler:
@@ -80,7 +84,7 @@ class Compiler:
 
     def fault(self, grammar: str) -> str:
         """Return why a grammar cannot be compiled or satisfied, or why a walk through it ends; empty for a good one."""
-        return impossible(grammar) or self.walk(self.compiled(grammar))
+        return unenforced(grammar) or self.walk(self.compiled(grammar))
 
     def walk(self, matcher: LLMatcher) -> str:
         """Take some tokens that a matcher allows; return as `fault` does."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from llguidance import gbnf_to_lark
 
-from rekindle.text.constraints.compiling import Compiler, Words, impossible
+from rekindle.text.constraints.compiling import Compiler, Words, unenforced
 from rekindle.text.constraints.schema import fault, schema_grammar
 
 MOST_BYTES = 2 << 30  # of addresses; the process itself has less than half a gigabyte
@@ -98,7 +98,7 @@ def _answer(compiler: Compiler, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": error, "path": path, "num_bytes": 0, "seconds": time.process_time()}
     before = _own_bytes()
     matcher = compiler.compiled(job["grammar"])
-    error = impossible(job["grammar"]) or compiler.walk(matcher)
+    error = unenforced(job["grammar"]) or compiler.walk(matcher)
     return {"error": error, "path": "", "num_bytes": _own_bytes() - before, "seconds": time.process_time()}
 
 

@@ -17,7 +17,7 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid 
 DEFINITIONS = ("$defs", "definitions")
 _MANY = ("properties", "patternProperties", *DEFINITIONS)  # keywords whose values are schemas by name
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_ONE = ("items", "additionalProperties")
+_ONE = ("items", "additionalItems", "additionalProperties")
 _VALUES = ("const", "enum", "default", "examples", "required", "format")
 # Keywords next to which an object may have properties that it does not name.
 _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "$ref", *_LISTS}
@@ -53,18 +53,18 @@ def _enforced(schema: Any, root: Any) -> Any:
         return [_enforced(each, root) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    parts = {key: _enforced_part(key, value, root) for key, value in schema.items() if key != "x-guidance"}
-    if parts.get("format") not in (None, *FORMATS):
-        del parts["format"]
-    if parts.get("properties") and not _OPEN & parts.keys():
-        parts["additionalProperties"] = False
+    found = {key: _enforced_part(key, value, root) for key, value in schema.items() if key != "x-guidance"}
+    if found.get("format") not in (None, *FORMATS):
+        del found["format"]
+    if found.get("properties") and not _OPEN & found.keys():
+        found["additionalProperties"] = False
     if isinstance(schema.get("properties"), Mapping) and isinstance(required := schema.get("required", []), list):
         known = {each for each in required if isinstance(each, str)}
         said = [name for name in schema["properties"] if needs_default(schema, name) and name not in known]
-        parts |= {"required": [*said, *required]} if said else {}
+        found |= {"required": [*said, *required]} if said else {}
     if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema and exclusive(schema["oneOf"], root):
-        parts["anyOf"] = parts.pop("oneOf")
-    return parts
+        found["anyOf"] = found.pop("oneOf")
+    return found
 
 
 def _enforced_part(key: str, value: Any, root: Any) -> Any:
@@ -80,7 +80,7 @@ def fault(schema: Any, check: Check) -> tuple[str, str]:
     shared = {key: schema[key] for key in DEFINITIONS if isinstance(schema, Mapping) and key in schema}
     found = schema
     while True:
-        for key, part in _parts(found):
+        for key, part in parts(found):
             left -= 1
             alone = {**shared, **part} if isinstance(part, Mapping) else part
             wrong = check(alone) if left >= 0 else ""
@@ -91,7 +91,23 @@ def fault(schema: Any, check: Check) -> tuple[str, str]:
             return path, message
 
 
-def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+def repeats(schema: Any) -> bool:
+    """Whether a reply could have fewer properties than some part asks for: the library counts a name that comes twice
+    as two, unless the part lists all names."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping) and "minProperties" in part:
+            least, required = part["minProperties"], part.get("required")
+            named = len(required) if isinstance(required, list) else 0
+            is_open = part.get("additionalProperties") is not False or bool(part.get("patternProperties"))
+            if is_open and isinstance(least, int) and least > max(1, named):
+                return True
+        left += [each for _, each in parts(part)]
+    return False
+
+
+def parts(schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield the schemas directly inside a schema with their paths; definitions come last: others refer to them."""
     if not isinstance(schema, Mapping):
         return
@@ -99,7 +115,7 @@ def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
         inside = schema.get(key)
         if key in _ONE and isinstance(inside, Mapping):
             yield key, inside
-        elif key in _LISTS and isinstance(inside, list):
+        elif key not in _MANY and isinstance(inside, list):
             yield from ((f"{key}[{at}]", each) for at, each in enumerate(inside))
         elif key in _MANY and isinstance(inside, Mapping):
             yield from ((f"{key}.{name}", each) for name, each in inside.items())
