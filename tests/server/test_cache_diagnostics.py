@@ -175,6 +175,20 @@ def test_each_part_of_a_response_that_changed_is_named(served: Served, stream: b
     assert fresh.prompt_cache_diagnostics.type == "unavailable", "it continues the other, and nothing was reused"
 
 
+def test_what_others_share_is_no_hit_once_the_conversation_is_gone(served: Served) -> None:
+    rules = {"instructions": f"Be brief. {FILLER * 6}", "store": False}
+    for name in ("kept", "gone"):
+        named = {"extra_headers": {"X-Agent-ID": name}}
+        said: list[Any] = [{"role": "user", "content": f"talk of {name}. {FILLER * 24}"}]
+        first = response(served, said, None, **rules, **named)
+        if name == "gone":
+            assert served.send("DELETE", "/v1/agents/gone", key="key-l").status == 200
+        later = [*said, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "talk."}]
+        found = response(served, later, first.id, **rules, **named)
+        assert found.usage.input_tokens_details.cached_tokens > 0, "at least what they share"
+        assert found.prompt_cache_diagnostics.type == ("unavailable" if name == "gone" else "cache_hit")
+
+
 def test_a_restart_and_another_model(directory: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with served_from(directory, store=store) as before:

@@ -519,6 +519,13 @@ CLIENTS = (
         f"{DIAGNOSED}::test_the_line_that_signs_requests_is_no_change",
     ),
     one(
+        "one shared token that makes a hit",
+        "server/responses/diagnosis.py",
+        "report.prompt_tokens // 8) if report.reused_tokens else 0",
+        "report.prompt_tokens) if report.reused_tokens else 0",
+        f"{DIAGNOSED}::test_what_others_share_is_no_hit_once_the_conversation_is_gone",
+    ),
+    one(
         "missed tokens of the whole prompt",
         "server/answers/comparison.py",
         "known.prompt_tokens * self.share",

@@ -17,14 +17,18 @@ _REASONS: dict[Part, str] = {
 }
 
 
-def diagnosed(comparison: Comparison | None, report: Report) -> dict[str, Any]:
-    """Return the `prompt_cache_diagnostics` of a response; None: there is none to compare with.
+def diagnosed(comparison: Comparison | None, report: Report, *, block_tokens: int) -> dict[str, Any]:
+    """Return the `prompt_cache_diagnostics` of a response; `comparison` None: there is none to compare with.
 
-    A prompt that continues the other, and whose KV is gone, is neither a hit nor one of OpenAI's reasons.
+    A prompt that continues the other, and whose KV is gone, is neither a hit nor one of OpenAI's reasons. As what was
+    missed is an estimate, less than a block or an eighth of the prompt is nothing where others' KV was reused.
     """
     if comparison is None:
         return {"type": "comparison_response_not_found"}
     missed = comparison.missed(report)
     if comparison.changed is not None:
         return {"type": "cache_miss", "reason": _REASONS[comparison.changed], "cache_missed_tokens": missed}
-    return {"type": "unavailable"} if missed and not report.reused_tokens else {"type": "cache_hit"}
+    if report.reused_tokens and report.explanation is None:  # all that was stored
+        return {"type": "cache_hit"}
+    few = max(block_tokens, report.prompt_tokens // 8) if report.reused_tokens else 0
+    return {"type": "unavailable"} if missed > few else {"type": "cache_hit"}

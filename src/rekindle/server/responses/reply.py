@@ -34,8 +34,9 @@ class ResponseReply:
         *,
         form: ReplyFormat,
         comparison: Comparison | None = None,
+        block_tokens: int = 0,
     ) -> None:
-        self._comparison = comparison
+        self._comparison, self._block_tokens = comparison, block_tokens
         self._stamp = stamp
         self.id = stamp.id
         self._call = call
@@ -129,7 +130,7 @@ class ResponseReply:
         report = self._parser.choice.report
         if self._call.compared_with is None or report is None:
             return {}
-        return {"prompt_cache_diagnostics": diagnosed(self._comparison, report)}
+        return {"prompt_cache_diagnostics": diagnosed(self._comparison, report, block_tokens=self._block_tokens)}
 
     def _usage(self) -> dict[str, Any]:
         """Exact token counts: reused tokens are part of the input, and computed ones are stored unless reuse is off."""

@@ -47,7 +47,12 @@ class ResponseRoute:
         context = self._context
         submitted, watch = await accepted(request, context.observer, PATH, self._submit, always_off_loop=True)
         caller, call, generation, stamp, comparison = submitted
-        reply = ResponseReply(stamp, call, generation, form=context.engine.reply_format, comparison=comparison)
+        reply = ResponseReply(
+            *(stamp, call, generation),
+            form=context.engine.reply_format,
+            comparison=comparison,
+            block_tokens=context.engine.spec.layout.block_tokens,
+        )
 
         async def keep() -> None:
             if call.store:
