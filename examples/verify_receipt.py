@@ -218,6 +218,16 @@ def verify_choice(store: Store, choice: dict[str, Any], root: bytes, size: int) 
     wrong, missing, read, computed = list[str](), set[str](), choice["read"], choice["computed"]
     if read["tokens"] + computed["prompt"] != choice["prompt_tokens"] or computed["first"] != read["tokens"]:
         wrong.append("what was read and what was computed do not add up to the prompt")
+    if read["hot_tokens"] + read["warm_tokens"] != read["tokens"]:
+        wrong.append("what was read from memory and from disk does not add up to what was read")
+    listed = sum(block["tokens"] for block in choice["blocks"])
+    if listed > read["tokens"] or (choice["is_whole"] and listed < read["tokens"]):
+        wrong.append("the blocks that are listed do not add up to what was read")
+    end, head = choice["prompt_tokens"] + computed["reply"], choice["head"]["tokens"]
+    is_cut = choice["finish_reason"] == "cancelled" and head < end  # perhaps within the prompt
+    ends = (0,) if choice["reuse"] == "off" else (end, end - 1, end // size * size, (end - 1) // size * size)
+    if not is_cut and head not in ends:  # the last token of a reply may not have been computed, nor a tail kept
+        wrong.append("the last block does not end with the reply")
     for link in (read, choice["head"]):
         if link["tokens"] and link["hash"] is None:
             missing.add(f"that ends at token {link['tokens']}, which the receipt does not name")
@@ -242,6 +252,7 @@ def main() -> int:
     if not (given.store / identity["fingerprint"] / "index.db").is_file():
         sys.exit(f"{given.store} has nothing of the model {identity['fingerprint']}")
     store = Store(given.store / identity["fingerprint"], key)
+    wrong += [] if receipt["choices"] else ["there is no choice"]
     for choice in receipt["choices"]:
         root = root_of(fingerprint, receipt["namespace"], secret)
         found, lacking = verify_choice(store, choice, root, identity["block_tokens"])

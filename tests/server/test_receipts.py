@@ -198,6 +198,46 @@ def flip(file: Path, block: str) -> None:
     file.write_bytes(content)
 
 
+def forgeries(shown: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Receipts whose numbers do not add up, each otherwise than the others."""
+    (choice,) = shown["choices"]
+    read, head, computed = choice["read"], choice["head"], choice["computed"]
+    none = {"tokens": 0, "hash": None, "parent": None}
+    all_computed = {**computed, "first": 0, "prompt": choice["prompt_tokens"]}
+    yield {**shown, "choices": []}
+    for change in (
+        {"read": {**read, "tokens": read["tokens"] + 16}},
+        {"read": {**read, "hot_tokens": 0, "warm_tokens": 9999}},
+        {"read": {**read, **none, "hot_tokens": 0, "warm_tokens": 0}, "computed": all_computed},
+        {"computed": {**computed, "reply": computed["reply"] * 100}},
+        {"computed": {**computed, "prompt": computed["prompt"] + 100}, "prompt_tokens": choice["prompt_tokens"] + 100},
+        {"head": none},
+        {"head": {**head, **{name: read[name] for name in none}}},
+        {"blocks": choice["blocks"][:-1]},
+    ):
+        yield {**shown, "choices": [{**choice, **change}]}
+
+
+def test_nothing_is_wrong_with_receipts_of_any_ending(directory: Path) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    with served_from(directory, "endings") as served:
+        ids = [
+            chat(served, SAID, **more)["id"]
+            for more in (
+                *({"max_tokens": count} for count in (1, 2, 15, 16, 17, 64)),
+                {"stop": [" the"], "max_tokens": 64},
+                {"n": 3, "temperature": 1, "seed": 1},
+                {"tools": [tool], "tool_choice": "required", "max_tokens": 32},
+                {"rekindle": {"reuse": "off"}},
+            )
+        ]
+        shown = [receipt(served, each) for each in ids]
+    assert {each["choices"][0]["finish_reason"] for each in shown} == {"stop", "length"}
+    for each in shown:
+        code, said = verified(directory, each, "endings")
+        assert code != 1, (said, each)  # 2: the tail of a turn that was said anew has left
+
+
 def test_a_flipped_bit_a_swapped_file_and_an_edited_template_are_named_and_prevented(
     directory: Path, caplog: LogCaptureFixture
 ) -> None:
@@ -211,9 +251,9 @@ def test_a_flipped_bit_a_swapped_file_and_an_edited_template_are_named_and_preve
     code, said = verified(directory, shown, "whole", "--template", directory / "model" / "chat_template.jinja")
     num_read = shown["choices"][0]["read"]["tokens"]
     assert (code, said) == (0, f"{second['id']}: verified, {num_read} tokens that were read\n") and num_read > 64
-    forged = json.loads(json.dumps(shown))
-    forged["choices"][0]["read"]["tokens"] += 16
-    assert verified(directory, forged, "whole")[0] == 1
+    for forged in forgeries(shown):
+        code, said = verified(directory, forged, "whole")
+        assert code == 1 and "NOT verified" in said, forged
     nameless = json.loads(json.dumps(shown))
     for link in (nameless["choices"][0]["read"], nameless["choices"][0]["head"]):
         link["hash"] = link["parent"] = None
