@@ -146,6 +146,13 @@ def test_the_line_that_signs_requests_is_no_change(served: Served) -> None:
     assert message(served, first.id, LATER, system=signed.format("b2")).diagnostics is None
 
 
+def test_a_text_of_the_system_prompt_that_moves_is_compared_where_it_was(served: Served) -> None:
+    status = "Be brief.\n\ngitStatus: This is the git status at the start.\n\nCurrent branch: main\n\nStatus:\n{0}"
+    first = message(served, None, system=status.format("(clean)"))
+    assert message(served, first.id, LATER, system=status.format("(clean)")).diagnostics is None
+    assert reason(message(served, first.id, LATER, system=status.format("M a.py"))).type == "system_changed"
+
+
 def response(served: Served, given: Any, other: str | None, *, key: str = "key-l", **more: Any) -> Any:
     options: Any = {"prompt_cache_options": {"comparison_response_id": other}} if other is not None else {}
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)

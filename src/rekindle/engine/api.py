@@ -197,8 +197,8 @@ class Engine:
         return self.components.renderer.render(request).prompt
 
     def settled(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with messages and tools as they are rendered."""
-        return self.components.renderer.settled(request)
+        """Return the request with messages and tools as they are rendered, but each text where it was sent."""
+        return self.components.renderer.unmoved(request)
 
     @property
     def secret(self) -> bytes:

@@ -77,6 +77,10 @@ class Renderer:
         normal = self._normal(request)
         return replace(request, messages=normal.messages, tools=normal.tools)
 
+    def unmoved(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request as `settled` does, but each text where it was sent."""
+        return Renderer(self._encoder, self.form, self.kinds - {"tail"}).settled(request)
+
     def render(self, request: GenerationRequest) -> Rendering:
         """Render a request of messages or text; BadRequest if the template refuses it, PromptTooLong if it cannot
         fit."""
