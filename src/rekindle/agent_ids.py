@@ -1,8 +1,9 @@
 """Agent ids: validation of those that callers give, and the kinds that the engine generates.
 
 The one owner of both, for the library, HTTP, sessions and the store. A given id is any UTF-8 of 1 to 256 bytes without
-control characters, a new one of characters that are all seen (`is_shown`, the rule for names in sessions, too). Ids of
-older stores may have others: they can be read and deleted. Generated ids begin with a control character, so the two
+control characters, a new one of characters that are all seen (`is_shown`, the rule for names in sessions, too), and
+neither "." nor "..", which browsers and proxies take out of a path, so that a request would reach another agent. Ids of
+older stores may be of these: they can be read and deleted. Generated ids begin with a control character, so the two
 never collide; on disk and in logs both are plain text.
 """
 
@@ -84,6 +85,8 @@ def check_agent_id(agent: object, *, where: str) -> str:
 def check_new_agent_id(agent: object, *, where: str) -> str:
     """Return a valid id under which something may be remembered; else a BadRequest as `check_agent_id` raises it."""
     valid = check_agent_id(agent, where=where)
+    if valid in (".", ".."):
+        raise BadRequest(f'{where}: an agent\'s id is not "." or "..", which browsers take out of a path', param=where)
     unseen = next((character for character in valid if not is_shown(character)), None)
     if unseen is not None:
         raise BadRequest(

@@ -12,8 +12,7 @@ from tests.hostile.conftest import Target
 SAID = [{"role": "user", "content": "Remember that the copper key is in the attic. " * 4}]
 GOOD = [
     "../../../../etc/passwd",
-    "..",
-    ".",
+    "...",
     "/",
     "a/b/../c",
     "C:\\Windows\\system32",
@@ -49,6 +48,12 @@ def test_a_strange_id_is_an_id_like_any_other(target: Target, agent: str) -> Non
     assert target.send("GET", f"/v1/agents/{spelled}").json["id"] == agent
     assert target.send("DELETE", f"/v1/agents/{spelled}").status == 200
     assert agent not in [entry["id"] for entry in target.send("GET", "/v1/agents").json["data"]]
+
+
+@pytest.mark.parametrize("raw", [".", "..", "%2E", "%2e."])
+def test_a_step_of_a_path_is_no_new_id(target: Target, raw: str) -> None:
+    refused = target.send("POST", "/v1/chat/completions", {"messages": SAID, "max_tokens": 1}, X_Agent_ID=raw)
+    assert refused.status == 400 and "take out of a path" in refused.json["error"]["message"]
 
 
 @pytest.mark.parametrize("raw", ["%E2%80%AEright%20to%20left", "ada%E2%80%8B", "ada%C2%A0"])

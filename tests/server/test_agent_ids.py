@@ -13,9 +13,10 @@ from rekindle.agent_ids import check_agent_id, check_new_agent_id
 from rekindle.errors import BadRequest
 from rekindle.server.gate.caller import Caller, decode_agent_id, named_by
 
+DOTS = (".", "..")
 # Of any version of Unicode, so without what is not assigned in some.
 seen = st.characters(exclude_categories=("C", "Zl", "Zp", "Zs"), include_characters=" ")
-ids = st.text(seen.filter(str.isprintable), min_size=1, max_size=64)
+ids = st.text(seen.filter(str.isprintable), min_size=1, max_size=64).filter(lambda agent: agent not in DOTS)
 kept = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=64)
 UNSEEN = [
     "\u202eada",
@@ -135,3 +136,14 @@ def test_a_new_id_has_only_characters_that_are_seen(agent: str) -> None:
     with pytest.raises(BadRequest, match="target: an agent's id has no invisible"):
         check_new_agent_id(agent, where="target")
     assert decode_agent_id(spelled.encode(), where="id") == agent, "one of an older store can be read and deleted"
+
+
+@pytest.mark.parametrize("agent", DOTS)
+def test_a_new_id_is_no_step_of_a_path(agent: str) -> None:
+    for spelled in (agent, quote(agent).replace(".", "%2E")):
+        with pytest.raises(BadRequest, match="browsers take out of a path") as caught:
+            named_by(Headers({"x-agent-id": spelled}))
+        assert caught.value.param == "x-agent-id"
+    with pytest.raises(BadRequest, match="target: an agent's id is not"):
+        check_new_agent_id(agent, where="target")
+    assert decode_agent_id(b"%2E" * len(agent), where="id") == agent, "one of an older store can be read and deleted"

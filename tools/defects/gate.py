@@ -14,6 +14,13 @@ OF_SERVER = f"{OF_FILE}::test_a_server_follows_the_file"
 
 GATE: tuple[Mutant, ...] = (
     one(
+        "a new agent named as a step of a path",
+        "agent_ids.py",
+        'if valid in (".", ".."):',
+        "if False:",
+        f"{OF_IDS}::test_a_new_id_is_no_step_of_a_path",
+    ),
+    one(
         "pages of other sites reach the server",
         CALLER,
         "        if origin is not None and not self._origin_is_ours(origin, host):\n",

@@ -7,7 +7,13 @@ import { byId, el, say } from "./dom.js";
 import { count, counted, listed } from "./words.js";
 
 let refresh = () => {};
-const path = (id, deed = "") => `/v1/agents/${encodeURIComponent(id)}${deed}`;
+const isStep = (id) => id === "." || id === ".."; // of a path, in which the browser would put another agent's name
+const STEP = "A browser cannot send this id; `rekindle agents` can.";
+
+function path(id, deed) {
+  if (isStep(id)) throw new Refused(400, STEP);
+  return `/v1/agents/${encodeURIComponent(id)}${deed}`;
+}
 
 /** Listen to the dialog and the button that imports; `news` asks for fresh figures. */
 export function startDeeds(news) {
@@ -18,7 +24,7 @@ export function startDeeds(news) {
 
 /** The buttons for one agent; `show(agent)` brings them up to how it is now. */
 export function deedsFor(id) {
-  const button = (words, act, kind = "") => el("button", { type: "button", class: kind, "aria-label": `${words} ${id}`, on: { click: act } }, words);
+  const button = (words, act, kind = "") => el("button", { type: "button", class: kind, disabled: isStep(id), title: isStep(id) ? STEP : null, "aria-label": `${words} ${id}`, on: { click: act } }, words);
   const pin = button("Pin", () => act(id, pinned ? "unpinned" : "pinned: it stays on disk whatever else needs room", () => ask(pinned ? "DELETE" : "POST", path(id, "/pin"))));
   let pinned = false;
   const node = el(

@@ -1,0 +1,65 @@
+"""The page in headless Chromium where something goes wrong, or is unusual: what is said, and what is kept."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, Route, expect
+
+from rekindle.harness.client import Client
+from tests.page.conftest import Open, Site
+
+FACT = "Remember that the glass lantern is in the barn."
+QUESTION = "Where is the glass lantern?"
+REFUSED = "Failed to load resource: the server responded with a status of 4"
+CUT = """() => [...document.querySelectorAll(".figure h3, .figure .value, .figure .several > span")]
+  .filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.textContent)"""
+IS_RIGHT_TO_LEFT = """(node) => {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  let text = null;
+  while (walker.nextNode()) text = walker.currentNode;
+  const at = (index) => {
+    const range = document.createRange();
+    range.setStart(text, index);
+    range.setEnd(text, index + 1);
+    return range.getBoundingClientRect().left;
+  };
+  return at(0) > at(text.length - 1);
+}"""
+
+
+def say(site: Site, agent: str, text: str = FACT) -> None:
+    Client(site.settings.port).chat([{"role": "user", "content": text}], agent=agent, max_tokens=1)
+
+
+def open_row(page: Page, agent: str) -> None:
+    page.get_by_role("button", name=agent, exact=True).click()
+
+
+def speak_at_length(page: Page, text: str) -> None:
+    """Say something of which the reply takes long; returns while it is spoken."""
+    page.get_by_text("System prompt and sampling").click()
+    page.locator("#chat-most").fill("3000")
+    page.get_by_label("Temperature").fill("2")
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def test_an_id_that_a_browser_takes_out_of_a_path_reaches_no_other_agent(site: Site, opened: Open) -> None:
+    say(site, "pin")
+    page = opened(site.url)
+
+    def of_an_older_store(route: Route) -> None:
+        found = route.fetch().json()
+        route.fulfill(json={**found, "agents": [{**found["agents"][0], "id": name} for name in (".", "..", "pin")]})
+
+    page.route("**/overview", of_an_older_store)
+    for name in (".", ".."):
+        open_row(page, name)
+        group = page.get_by_role("group", name=f"What to do with {name}", exact=True)
+        expect(group.locator("button")).to_have_count(6)
+        expect(group.locator("button:disabled")).to_have_count(6)
+    page.get_by_role("button", name="Import").click()
+    field = page.locator("#question-field")
+    field.get_by_label("File").set_input_files({"name": "a.agent", "mimeType": "", "buffer": b"a"})
+    field.get_by_label("Its name here").fill("..")
+    page.get_by_role("dialog").get_by_role("button", name="Import").click()
+    expect(page.get_by_text("..: A browser cannot send this id")).to_be_visible()
