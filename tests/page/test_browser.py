@@ -351,7 +351,7 @@ def test_a_deed_that_is_refused_says_why(site: Site, opened: Open, seen: Seen) -
 def test_replies_are_shown_as_markdown(site: Site, opened: Open) -> None:
     page = opened(site.url)
     chat = [{"role": "user", "content": "**plain**"}, {"role": "assistant", "content": "**bold**", "facts": {}}]
-    page.evaluate("chats => sessionStorage.setItem('rekindle-chats', chats)", json.dumps({"me": chat}))
+    page.evaluate("chats => sessionStorage.setItem('rekindle-chats default', chats)", json.dumps({"me": chat}))
     page.reload()
     page.wait_for_selector("body[data-connection=up]")
     expect(page.locator("#chat-log .user")).to_have_text("You: **plain**")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from playwright.sync_api import Page, Route, expect
 
 from rekindle.harness.client import Client
-from tests.page.conftest import Open, Site
+from tests.page.conftest import FLAGS, Open, Seen, Site, ask, site_in
 
 FACT = "Remember that the glass lantern is in the barn."
 QUESTION = "Where is the glass lantern?"
@@ -63,3 +65,23 @@ def test_an_id_that_a_browser_takes_out_of_a_path_reaches_no_other_agent(site: S
     field.get_by_label("Its name here").fill("..")
     page.get_by_role("dialog").get_by_role("button", name="Import").click()
     expect(page.get_by_text("..: A browser cannot send this id")).to_be_visible()
+
+
+def test_a_chat_is_shown_to_its_namespace_alone(tmp_path: Path, opened: Open, seen: Seen) -> None:
+    seen.pardoned = (f"{REFUSED}01",)
+    (tmp_path / "keys.toml").write_text('[api_keys]\nright = "right-key"\n')
+    flags = (*FLAGS, "--config", str(tmp_path / "keys.toml"))
+    with site_in(tmp_path, api_key="left-key", flags=flags) as site:
+        page = opened(site.url, is_up=False)
+        key = page.get_by_label("API key")
+        for given, others in (("left-key", 0), ("right-key", 0), ("left-key", 1)):
+            key.fill(given)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("body[data-connection=up]")
+            expect(page.locator("#chat-log .user")).to_have_count(others)
+            if given == "left-key" and not others:
+                ask(page, FACT)
+            page.get_by_role("button", name="Change key").click()
+            expect(key).to_be_focused()
+            expect(key).to_have_value("")
+        page.close()

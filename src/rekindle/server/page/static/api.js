@@ -22,6 +22,10 @@ export function keepKey(key) {
   sessionStorage.setItem(KEPT, key);
 }
 
+export function forgetKey() {
+  sessionStorage.removeItem(KEPT);
+}
+
 function headersOf(more) {
   const key = sessionStorage.getItem(KEPT);
   return { ...(key ? { Authorization: `Bearer ${key}` } : {}), ...more };

@@ -8,7 +8,8 @@ import { MEANS, count, duration, share } from "./words.js";
 
 const KEPT = "rekindle-chats";
 const PATH = "/v1/chat/completions";
-const chats = new Map(Object.entries(JSON.parse(sessionStorage.getItem(KEPT) ?? "{}"))); // agent -> messages, with facts
+let namespace = null; // whose chats these are
+let chats = new Map(); // agent -> messages, with facts
 let running = null; // {controller, agent}
 let refresh = () => {};
 let sampling = {}; // what replies are drawn with where the person says nothing
@@ -38,6 +39,14 @@ export function startChat(news) {
     byId("chat-text").focus();
   });
   agentField().addEventListener("input", draw);
+}
+
+/** Show the chats of a namespace; for another one the page begins anew, so that nothing is left of the first. */
+export function chatIn(name) {
+  if (namespace === name) return;
+  if (namespace !== null) location.reload();
+  namespace = name;
+  chats = new Map(Object.entries(JSON.parse(sessionStorage.getItem(`${KEPT} ${name}`) ?? "{}")));
   draw();
 }
 
@@ -172,9 +181,9 @@ function lock(isRunning) {
 
 function keep() {
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(chats)));
+    sessionStorage.setItem(`${KEPT} ${namespace}`, JSON.stringify(Object.fromEntries(chats)));
   } catch {
-    sessionStorage.removeItem(KEPT); // there is no room: they live as long as the page does
+    sessionStorage.removeItem(`${KEPT} ${namespace}`); // there is no room: they live as long as the page does
   }
 }
 

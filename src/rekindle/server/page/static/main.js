@@ -1,8 +1,8 @@
 // The page as a whole: which view is shown, whether the server answers, and what it says every other second.
 
-import { Refused, Unreachable, ask, hasKey, keepKey } from "./api.js";
+import { Refused, Unreachable, ask, forgetKey, hasKey, keepKey } from "./api.js";
 import { showAgents } from "./agents.js";
-import { drawWith, startChat, showNames } from "./chat.js";
+import { chatIn, drawWith, startChat, showNames } from "./chat.js";
 import { startDeeds } from "./deeds.js";
 import { byId, say } from "./dom.js";
 import { showFigures } from "./figures.js";
@@ -63,6 +63,8 @@ function again(wait) {
 
 async function look() {
   const [overview, health] = await Promise.all([ask("GET", "/overview"), ask("GET", "/health/ready")]);
+  chatIn(overview.namespace);
+  byId("key-change").hidden = !hasKey();
   const busy = health.running + health.waiting;
   const work = busy ? [health.running && `${health.running} running`, health.waiting && `${health.waiting} waiting`] : ["ready"];
   const state = `${overview.model} · ${work.filter(Boolean).join(", ")}`;
@@ -102,6 +104,7 @@ function wantKey() {
   connection("key", "Needs a key", "");
   for (const name of names()) byId(`${name}-view`).hidden = true;
   byId("key-view").hidden = false;
+  byId("key-change").hidden = true;
   if (hasKey()) {
     say(byId("key-said"), "The server does not know this key.");
     byId("key").select();
@@ -112,6 +115,13 @@ function wantKey() {
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   keepKey(byId("key").value.trim());
+  refresh();
+});
+
+byId("key-change").addEventListener("click", () => {
+  forgetKey();
+  byId("key").value = "";
+  say(byId("key-said"), "The other key is forgotten.");
   refresh();
 });
 
