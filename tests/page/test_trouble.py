@@ -85,3 +85,13 @@ def test_a_chat_is_shown_to_its_namespace_alone(tmp_path: Path, opened: Open, se
             expect(key).to_be_focused()
             expect(key).to_have_value("")
         page.close()
+
+
+def test_a_backend_that_is_away_is_said_with_its_reason(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = ("Failed to load resource: the server responded with a status of 503",)
+    page = opened(site.url)
+    health = {"status": "unavailable", "running": 0, "waiting": 0, "process": 1, "problems": ["llama-server is away."]}
+    page.route("**/health/ready", lambda route: route.fulfill(status=503, json=health))
+    page.wait_for_selector("body[data-connection=degraded]")
+    expect(page.locator("#notice")).to_have_text("llama-server is away.")
+    expect(page.locator("#status")).to_have_text("pocket · unavailable")

@@ -3,11 +3,12 @@
 const KEPT = "rekindle-key";
 const PATIENCE_MS = 20_000;
 
-/** The server answered, and refused: `status`, and what it says. */
+/** The server answered, and refused: `status`, what it says, and the answer, null if it is no JSON. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, answer = null) {
     super(message);
     this.status = status;
+    this.answer = answer;
   }
 }
 
@@ -48,16 +49,13 @@ async function sent(method, path, { body, headers = {}, signal } = {}) {
     if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw error;
     throw new Unreachable("the server does not answer");
   }
-  if (!response.ok) throw new Refused(response.status, await reason(response));
+  if (!response.ok) throw await refusal(response);
   return response;
 }
 
-async function reason(response) {
-  try {
-    return (await response.json()).error.message;
-  } catch {
-    return `status ${response.status}, and no reason`;
-  }
+async function refusal(response) {
+  const answer = await response.json().catch(() => null);
+  return new Refused(response.status, answer?.error?.message ?? `status ${response.status}, and no reason`, answer);
 }
 
 /** The JSON answer to a request; Refused or Unreachable. */

@@ -61,12 +61,22 @@ function again(wait) {
   if (!document.hidden) timer = setTimeout(poll, wait);
 }
 
+/** What health says, also where it says that nothing can be computed now. */
+async function ready() {
+  try {
+    return await ask("GET", "/health/ready");
+  } catch (error) {
+    if (error.answer?.status && error.answer.problems) return error.answer;
+    throw error;
+  }
+}
+
 async function look() {
-  const [overview, health] = await Promise.all([ask("GET", "/overview"), ask("GET", "/health/ready")]);
+  const [overview, health] = await Promise.all([ask("GET", "/overview"), ready()]);
   chatIn(overview.namespace);
   byId("key-change").hidden = !hasKey();
   const busy = health.running + health.waiting;
-  const work = busy ? [health.running && `${health.running} running`, health.waiting && `${health.waiting} waiting`] : ["ready"];
+  const work = busy ? [health.running && `${health.running} running`, health.waiting && `${health.waiting} waiting`] : [["ok", "degraded"].includes(health.status) ? "ready" : health.status];
   const state = `${overview.model} · ${work.filter(Boolean).join(", ")}`;
   const problems = health.problems.join(" ");
   connection(problems ? "degraded" : "up", state, problems);
