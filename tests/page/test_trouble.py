@@ -95,3 +95,18 @@ def test_a_backend_that_is_away_is_said_with_its_reason(site: Site, opened: Open
     page.wait_for_selector("body[data-connection=degraded]")
     expect(page.locator("#notice")).to_have_text("llama-server is away.")
     expect(page.locator("#status")).to_have_text("pocket · unavailable")
+
+
+def test_sampling_that_cannot_be_sent_is_shown(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    for heat in ("3", "0.75"):
+        details = page.locator("#chat-form details")
+        details.evaluate("node => (node.open = true)")
+        page.get_by_label("Temperature").fill(heat)
+        details.evaluate("node => (node.open = false)")
+        page.get_by_label("Message", exact=True).fill(FACT)
+        page.get_by_role("button", name="Send").click()
+        if heat == "3":
+            expect(page.get_by_label("Temperature")).to_be_focused()
+            expect(page.get_by_label("Temperature")).to_be_visible()
+    page.locator("#chat-log .assistant .outcome").wait_for()

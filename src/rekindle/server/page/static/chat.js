@@ -25,6 +25,8 @@ export function startChat(news) {
     event.preventDefault();
     send();
   });
+  const showField = ({ target }) => target.closest("details")?.setAttribute("open", ""); // else nobody sees what is wrong
+  byId("chat-form").addEventListener("invalid", showField, true);
   byId("chat-text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
