@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from rekindle.harness.client import Client
-from tests.page.conftest import FLAGS, Open, Seen, Site, ask, site_in
+from tests.page.conftest import AWAY, FLAGS, Open, Seen, Site, ask, site_in
 
 FACT = "Remember that the glass lantern is in the barn."
 QUESTION = "Where is the glass lantern?"
@@ -110,3 +110,16 @@ def test_sampling_that_cannot_be_sent_is_shown(site: Site, opened: Open) -> None
             expect(page.get_by_label("Temperature")).to_be_focused()
             expect(page.get_by_label("Temperature")).to_be_visible()
     page.locator("#chat-log .assistant .outcome").wait_for()
+
+
+def test_an_export_that_is_refused_says_why(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = (f"{REFUSED}04",)
+    say(site, "leaver")
+    page = opened(site.url)
+    open_row(page, "leaver")
+    export = page.get_by_role("button", name="Export leaver")
+    page.route("**/overview", lambda route: route.abort())  # so that the row stays
+    seen.pardoned = (*seen.pardoned, *AWAY)
+    Client(site.settings.port).json("DELETE", "/v1/agents/leaver")
+    export.click()
+    expect(page.locator("#agents-said.error")).to_contain_text("leaver: ")

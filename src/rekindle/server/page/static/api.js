@@ -74,9 +74,8 @@ export async function upload(path, file) {
   return ask("POST", path, { body: file, patience: 0 });
 }
 
-/** Save what the server answers as a file: with a key through this page's memory, as a link cannot send one. */
+/** Save what the server answers as a file, once all of it is here: a link could send no key, and not say what failed. */
 export async function download(path, name) {
-  if (!hasKey()) return saveAs(here(path), name);
   const response = await sent("GET", path);
   let content;
   try {
