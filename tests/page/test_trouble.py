@@ -123,3 +123,27 @@ def test_an_export_that_is_refused_says_why(site: Site, opened: Open, seen: Seen
     Client(site.settings.port).json("DELETE", "/v1/agents/leaver")
     export.click()
     expect(page.locator("#agents-said.error")).to_contain_text("leaver: ")
+
+
+def test_a_reload_in_a_reply_loses_no_words(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    speak_at_length(page, FACT)
+    page.get_by_role("button", name="Stop").wait_for()
+    page.reload()
+    page.wait_for_selector("body[data-connection=up]")
+    expect(page.locator("#chat-log .user")).to_contain_text(FACT)
+    expect(page.locator("#chat-log .error")).to_have_count(0)
+
+
+def test_a_reply_that_breaks_off_keeps_what_came(tmp_path: Path, opened: Open, seen: Seen) -> None:
+    seen.pardoned = AWAY
+    with site_in(tmp_path) as site:
+        page = opened(site.url)
+        speak_at_length(page, FACT)
+        expect(page.locator("#chat-log .is-speaking .text")).not_to_be_empty()
+        assert site.process is not None
+        site.process.kill()
+        expect(page.locator("#chat-log .error")).to_contain_text("broke off")
+        expect(page.locator("#chat-log .assistant .text")).not_to_be_empty()
+        expect(page.locator("#chat-log .user")).to_contain_text(FACT)
+        page.close()

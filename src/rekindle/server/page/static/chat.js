@@ -11,6 +11,7 @@ const PATH = "/v1/chat/completions";
 let namespace = null; // whose chats these are
 let chats = new Map(); // agent -> messages, with facts
 let running = null; // {controller, agent}
+let isLeaving = false; // the page is, which breaks off its reply
 let refresh = () => {};
 let sampling = {}; // what replies are drawn with where the person says nothing
 
@@ -41,6 +42,8 @@ export function startChat(news) {
     byId("chat-text").focus();
   });
   agentField().addEventListener("input", draw);
+  addEventListener("pagehide", () => (isLeaving = true));
+  addEventListener("pageshow", () => (isLeaving = false));
 }
 
 /** Show the chats of a namespace; for another one the page begins anew, so that nothing is left of the first. */
@@ -79,6 +82,7 @@ async function send() {
   if (!said.length && system) said.push({ role: "system", content: system });
   said.push({ role: "user", content: text });
   chats.set(who, said);
+  keep();
   byId("chat-text").value = "";
   running = { controller: new AbortController(), agent: who };
   lock(true);
@@ -105,15 +109,13 @@ async function send() {
 
 /** What became of a reply that broke off; false where the fault is this page's own. */
 function failed(error, said, reply, text) {
-  if (error.name === "AbortError") {
-    reply.facts.stopped = true;
-    if (reply.content) said.push(reply);
-    else unsay(said, text);
-    return true;
-  }
-  if (!(error instanceof Refused || error instanceof Unreachable)) return false;
-  unsay(said, text);
-  said.push({ role: "error", content: error.message });
+  const isStopped = error.name === "AbortError";
+  if (!(isStopped || error instanceof Refused || error instanceof Unreachable)) return false;
+  if (isLeaving) return true;
+  reply.facts.stopped = isStopped;
+  if (reply.content) said.push(reply);
+  else unsay(said, text);
+  if (!isStopped) said.push({ role: "error", content: error.message });
   return true;
 }
 
