@@ -147,3 +147,19 @@ def test_a_reply_that_breaks_off_keeps_what_came(tmp_path: Path, opened: Open, s
         expect(page.locator("#chat-log .assistant .text")).not_to_be_empty()
         expect(page.locator("#chat-log .user")).to_contain_text(FACT)
         page.close()
+
+
+def test_what_came_of_a_deed_is_seen_and_the_focus_stays(site: Site, opened: Open, seen: Seen) -> None:
+    seen.pardoned = (REFUSED,)
+    for number in range(12):
+        say(site, f"row/{number:02}", "Hello.")
+    page = opened(site.url, width=400)
+    open_row(page, "row/10")
+    page.get_by_role("button", name="Fork row/10", exact=True).click()
+    page.get_by_label("Its name").fill("row/11")
+    page.get_by_role("dialog").get_by_role("button", name="Fork").click()
+    expect(page.locator("#agents-said.error")).to_contain_text("row/11")
+    expect(page.locator("#agents-said")).to_be_in_viewport(ratio=1)
+    page.get_by_role("button", name="Purge row/10", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Purge").click()
+    expect(page.get_by_role("button", name="row/11", exact=True)).to_be_focused()

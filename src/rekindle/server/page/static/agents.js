@@ -23,11 +23,20 @@ export function showAgents(overview) {
     const row = { id: agent.id, kind: "row", most, isOpen: opened.has(agent.id), used: ago(agent.last_use), ...fields(agent) };
     return row.isOpen ? [row, { id: agent.id, kind: "detail", agent: { ...agent, last_use: 0 } }] : [row];
   });
-  keyed(byId("agent-rows"), rows, {
+  const table = byId("agent-rows");
+  const focused = document.activeElement.closest("#agent-rows > tr");
+  const at = [...table.children].indexOf(focused);
+  keyed(table, rows, {
     key: (row) => `${row.kind} ${row.id}`,
     make: (row) => (row.kind === "row" ? makeRow(row) : makeDetail(row)),
     update: (node, row) => node.show(row),
   });
+  if (focused?.isConnected === false) focusOn(table.children[Math.max(0, at - 1)] ?? table.lastElementChild);
+}
+
+/** Go on from a row, as the one that had the focus is gone. */
+function focusOn(row) {
+  (row?.querySelector("button") ?? byId("main")).focus();
 }
 
 function fields(agent) {
