@@ -163,3 +163,15 @@ def test_what_came_of_a_deed_is_seen_and_the_focus_stays(site: Site, opened: Ope
     page.get_by_role("button", name="Purge row/10", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Purge").click()
     expect(page.get_by_role("button", name="row/11", exact=True)).to_be_focused()
+
+
+def test_another_agent_is_not_offered_in_a_reply(site: Site, opened: Open) -> None:
+    say(site, "beside")
+    page = opened(site.url)
+    other = page.get_by_role("button", name="Chat with beside")
+    expect(other).to_be_enabled()
+    page.get_by_label("Message", exact=True).fill(FACT * 150)
+    page.keyboard.press("Enter")
+    expect(other).to_be_disabled()
+    page.get_by_role("button", name="Stop").dispatch_event("click")  # at once, while the page still moves
+    expect(other).to_be_enabled()

@@ -1,7 +1,7 @@
 // The table of agents: who remembers how much, where it lies, and what the last request reused.
 
 import { hasKey, here } from "./api.js";
-import { chatWith } from "./chat.js";
+import { chatWith, isChatting } from "./chat.js";
 import { deedsFor } from "./deeds.js";
 import { byId, el, keyed, say } from "./dom.js";
 import { receiptOf } from "./receipts.js";
@@ -71,7 +71,7 @@ function makeRow({ id }) {
   );
   cells.used.classList.add("used");
   const last = el("div", { class: "last" });
-  const chat = el("button", { type: "button", class: "chat-with", "aria-label": `Chat with ${id}`, on: { click: () => chatWith(id) } }, "Chat");
+  const chat = el("button", { type: "button", class: "chat-with", disabled: isChatting(), "aria-label": `Chat with ${id}`, on: { click: () => chatWith(id) } }, "Chat");
   const row = el(
     "tr",
     { class: "agent" },

@@ -66,9 +66,10 @@ export function drawWith(values) {
   byId("chat-heat").placeholder = values.temperature ?? 1;
 }
 
+export const isChatting = () => running !== null;
+
 /** Turn to an agent. */
 export function chatWith(id) {
-  if (running) return;
   agentField().value = id;
   draw();
   byId("chat-text").focus();
@@ -177,7 +178,7 @@ function toEnd() {
 function lock(isRunning) {
   byId("chat-send").hidden = isRunning;
   byId("chat-stop").hidden = !isRunning;
-  agentField().disabled = byId("chat-new").disabled = isRunning;
+  for (const node of [agentField(), byId("chat-new"), ...document.querySelectorAll(".chat-with")]) node.disabled = isRunning;
   // The button that had the focus is gone: Stop takes its place, and then the text again.
   if (isRunning && document.activeElement === document.body) byId("chat-stop").focus();
   if (!isRunning && document.activeElement === document.body) byId("chat-text").focus();
