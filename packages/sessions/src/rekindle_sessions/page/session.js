@@ -35,7 +35,7 @@ async function follow(session) {
   while (!signal.aborted) {
     try {
       // What happens after the stream has opened comes as an event; what happened before is asked for.
-      for await (const event of events("GET", `${session.path}/events`, { signal, onOpen: () => catchUp(session) })) take(session, event);
+      for await (const event of events("GET", `${session.path}/events`, { signal, onOpen: () => (say(byId("live-error"), ""), catchUp(session)) })) take(session, event);
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Refused) {
