@@ -124,7 +124,13 @@ function wantKey() {
 
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  keepKey(byId("key").value.trim());
+  const key = byId("key").value.trim();
+  const foreign = key.match(/[^\x20-\xff]/u); // a header has no such character
+  if (foreign) {
+    say(byId("key-said"), `A key has no ${foreign[0]}: was all of it copied, and nothing else?`);
+    return;
+  }
+  keepKey(key);
   refresh();
 });
 
