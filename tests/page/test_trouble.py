@@ -175,3 +175,16 @@ def test_another_agent_is_not_offered_in_a_reply(site: Site, opened: Open) -> No
     expect(other).to_be_disabled()
     page.get_by_role("button", name="Stop").dispatch_event("click")  # at once, while the page still moves
     expect(other).to_be_enabled()
+
+
+def test_no_figure_is_cut_off(site: Site, opened: Open) -> None:
+    client = Client(site.settings.port)
+    talk = [{"role": "user", "content": FACT * 20}]
+    for words in (FACT * 20, FACT * 20, FACT * 10 + QUESTION * 10):
+        client.chat([{"role": "user", "content": words}], agent="figures", max_tokens=1)
+    client.chat([*talk, {"role": "user", "content": QUESTION}], agent="figures", max_tokens=1)
+    for width in (1400, 1024, 700, 320):
+        page = opened(site.url, width=width)
+        expect(page.locator(".figure .several > span")).not_to_have_count(0)
+        assert page.evaluate(CUT) == [], width
+        page.close()
