@@ -188,3 +188,30 @@ def test_no_figure_is_cut_off(site: Site, opened: Open) -> None:
         expect(page.locator(".figure .several > span")).not_to_have_count(0)
         assert page.evaluate(CUT) == [], width
         page.close()
+
+
+def test_text_runs_in_its_own_direction(site: Site, opened: Open) -> None:
+    page = opened(site.url)
+    name, text = "שלום mill", "שלום לך abc"
+    chat = [{"role": "user", "content": text}, {"role": "assistant", "content": text, "facts": {}}]
+    ask(page, "Hello.", agent=name)
+    page.evaluate(
+        "([name, chat]) => { for (const key of Object.keys(sessionStorage)) "
+        "sessionStorage.setItem(key, JSON.stringify({ [name]: chat })); }",
+        [name, chat],
+    )
+    page.reload()
+    page.wait_for_selector("body[data-connection=up]")
+    page.get_by_role("button", name=f"Chat with {name}").click()
+    for place in ("#chat-log .user", "#chat-log .assistant .text p", f"#agent-rows button[title='{name}']"):
+        assert page.locator(place).first.evaluate(IS_RIGHT_TO_LEFT), place
+    for field in ("#chat-agent", "#chat-text", "#chat-system"):
+        page.locator(field).evaluate("(node, text) => (node.value = text)", text)
+        assert page.locator(field).evaluate("node => getComputedStyle(node).direction") == "rtl", field
+
+
+def test_a_long_name_is_cut_between_characters(site: Site, opened: Open) -> None:
+    face = "\U0001f600"
+    page = opened(site.url)
+    ask(page, "Hello.", agent=face * 40)
+    expect(page.locator("#agent-rows .name button").filter(has_text=face)).to_have_text(face * 19 + "…")

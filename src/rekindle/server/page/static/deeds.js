@@ -90,7 +90,7 @@ function labelled(words, input) {
 }
 
 async function fork(id) {
-  const name = el("input", { required: true, spellcheck: "false", autocomplete: "off", value: `${id}-2` });
+  const name = el("input", { required: true, dir: "auto", spellcheck: "false", autocomplete: "off", value: `${id}-2` });
   if (!(await question(`A second agent that remembers what ${id} remembers. What they have in common is kept once.`, "Fork", { field: labelled("Its name", name) }))) return;
   const target = name.value.trim();
   await act(id, `forked as ${target}`, () => ask("POST", path(id, "/fork"), { body: { target } }));
@@ -117,7 +117,7 @@ function purged(report) {
 
 async function importOne() {
   const file = el("input", { type: "file", required: true });
-  const name = el("input", { required: true, spellcheck: "false", autocomplete: "off" });
+  const name = el("input", { required: true, dir: "auto", spellcheck: "false", autocomplete: "off" });
   file.addEventListener("change", () => (name.value ||= (file.files[0]?.name ?? "").replace(/\.agent$/, "")));
   const field = el("div", {}, labelled("File", file), labelled("Its name here", name));
   const words = "Import only files of people you trust: what an agent remembers is believed. One that was encrypted is imported with `rekindle agents import`.";

@@ -65,9 +65,12 @@ export function clock(moment) {
 
 /** An id where there is little room: the beginning, and what stands behind its last slash. */
 export function short(id) {
-  if (id.length <= 20) return id;
-  const last = id.slice(id.lastIndexOf("/")).slice(0, 14);
-  return last.startsWith("/") && last.length > 1 ? `${id.slice(0, 9)}…${last}` : `${id.slice(0, 19)}…`;
+  const characters = [...id];
+  if (characters.length <= 20) return id;
+  const part = (from, to) => characters.slice(from, to).join("");
+  const slash = characters.lastIndexOf("/");
+  const last = part(slash, slash + 14);
+  return slash >= 0 && last.length > 1 ? `${part(0, 9)}…${last}` : `${part(0, 19)}…`;
 }
 
 /** ada, bo and cy */
