@@ -69,21 +69,27 @@ def test_sessions_name_agents(served: Served, body: dict[str, Any], headers: dic
     assert "session_id" not in report["ignored"] and "nvext" not in report["ignored"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": TALK, "max_tokens": 2}),
-        ("/v1/responses", {"input": TALK, "max_output_tokens": 2}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": TALK}], "max_tokens": 2}),
-        (
-            "/api/chat",
-            {"messages": [{"role": "user", "content": TALK}], "stream": False, "options": {"num_predict": 2}},
-        ),
-    ],
-)
-def test_every_dialect_has_them(served: Served, path: str, body: dict[str, Any]) -> None:
-    agent = path.rpartition("/")[2]
-    answer = served.send("POST", path, {**body, "session_id": agent, "nvext": {"agent_hints": {"osl": 5}}})
+DIALECTS: list[tuple[str, Callable[[str], dict[str, Any]]]] = [
+    ("/v1/completions", lambda text: {"prompt": text, "max_tokens": 2}),
+    ("/v1/responses", lambda text: {"input": text, "max_output_tokens": 2}),
+    ("/v1/messages", lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 2}),
+    (
+        "/api/chat",
+        lambda text: {
+            "messages": [{"role": "user", "content": text}],
+            "stream": False,
+            "options": {"num_predict": 2},
+        },
+    ),
+    ("/api/generate", lambda text: {"prompt": text, "stream": False, "options": {"num_predict": 2}}),
+    (CHAT, lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 2}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DIALECTS)
+def test_every_dialect_has_them(served: Served, path: str, body: Callable[[str], dict[str, Any]]) -> None:
+    agent = path.removeprefix("/").replace("/", ".")
+    answer = served.send("POST", path, {**body(TALK), "session_id": agent, "nvext": {"agent_hints": {"osl": 5}}})
     assert reported(answer)["ignored"] == [f"{HINTS}.osl"] and agent in names(served)
 
 
@@ -91,6 +97,45 @@ def test_a_child_continues_its_parent(served: Served) -> None:
     reported(asked(served, text=f"Parent. {TALK}", x_dynamo_session_id="dyn-parent"))
     child = {"x_dynamo_session_id": "dyn-child", "x_dynamo_parent_session_id": "dyn-parent"}
     assert reported(asked(served, text=f"Parent. {TALK} And?", **child))["source"] == "parent"
+
+
+@pytest.mark.parametrize(("path", "body"), DIALECTS)
+def test_a_child_continues_its_parent_in_every_dialect(
+    served: Served, path: str, body: Callable[[str], dict[str, Any]]
+) -> None:
+    parent, text = path.removeprefix("/").replace("/", "."), f"In {path}. {TALK}"
+    reported(served.send("POST", path, body(text), x_agent_id=f"{parent}-main"))
+    child = {"x_agent_id": f"{parent}-child", "x_parent_agent_id": f"{parent}-main"}
+    assert reported(served.send("POST", path, body(f"{text} And?"), **child))["source"] == "parent"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "headers"),
+    [
+        ("1st", {"session_id": "kid-1"}, {"x_parent_agent_id": "of%252F1st", "x_dynamo_parent_session_id": "nobody"}),
+        ("2nd", {"session_id": "kid-2"}, {"x_parent_session_id": "of%252F2nd"}),
+        (
+            "3rd",
+            {"nvext": {"session_control": {"session_id": "kid-3"}}},
+            {"x_dynamo_parent_session_id": "of%2F3rd", "x_claude_code_parent_agent_id": "half"},
+        ),
+    ],
+)
+def test_a_session_that_a_body_names_continues_the_parent_of_a_header(
+    served: Served, name: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    reported(asked(served, text=f"{name} of all. {TALK}", x_dynamo_session_id=f"of%2F{name}"))
+    report = reported(asked(served, body=body, text=f"{name} of all. {TALK} And?", **headers))
+    assert (report["source"], report["ignored"]) == ("parent", [])
+
+
+def test_the_caller_of_a_body_has_the_header_of_its_parent() -> None:
+    headers = Headers({"x-parent-agent-id": "p", "x-request-id": "r"})
+    caller, _ = hinted(Caller("acme"), headers, {"session_id": "kid"})
+    assert (caller.namespace, caller.agent, caller.parent) == ("acme", "kid", "p")
+    assert caller.headers == {"x-parent-agent-id": "p"}
+    alone, _ = hinted(Caller(), headers, {"session_id": "p"})
+    assert alone.parent is None
 
 
 @pytest.mark.parametrize(
@@ -106,6 +151,7 @@ def test_a_child_continues_its_parent(served: Served) -> None:
         ({"nvext": {"session_control": {"action": "purge"}}}, {}, "nvext.session_control.action"),
         ({"nvext": {"session_control": {"session_id": "x" * 257}}}, {}, "nvext.session_control.session_id"),
         ({"nvext": {"greed_sampling": True}}, {}, "nvext.greed_sampling"),
+        ({"session_id": "kid"}, {"x_parent_agent_id": "a%0Ab"}, "x-parent-agent-id"),
         ({}, {"x_dynamo_session_final": "yes"}, "x-dynamo-session-final"),
     ],
 )

@@ -54,9 +54,23 @@ HINTS = (
     one(
         "a name in the body before that of a header",
         "server/answers/hints.py",
-        "if agent is None:",
+        "if caller.agent is None:",
         "if asked.session_id:",
         f"{HINTED}::test_sessions_name_agents",
+    ),
+    one(
+        "a completion without its parent",
+        "server/openai/calls.py",
+        "            parent=caller.parent,\n            task=",
+        "            task=",
+        f"{HINTED}::test_a_child_continues_its_parent_in_every_dialect",
+    ),
+    one(
+        "a session of a body without its parent",
+        "server/gate/caller.py",
+        "name = family.parent if family.sub is None else None",
+        "name = None",
+        f"{HINTED}::test_a_session_that_a_body_names_continues_the_parent_of_a_header",
     ),
     one(
         "a session whose name is taken as it is",

@@ -18,7 +18,7 @@ from rekindle.engine.api import Engine
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import BadRequest
 from rekindle.server.answers.validation import StrictModel, validated
-from rekindle.server.gate.caller import NO_HINTS, Caller, Hints, session_agent
+from rekindle.server.gate.caller import NO_HINTS, Caller, Hints, named_in_body
 from rekindle.text.omissions import MOST_NAMED, Omissions
 
 FINAL = "x-dynamo-session-final"
@@ -77,10 +77,10 @@ def hinted(caller: Caller, headers: Headers, body: Any) -> tuple[Caller, Any]:
     _check_replies(given.get("nvext"))
     nvext = asked.nvext or Nvext()
     hints, control = nvext.agent_hints or AgentHints(), nvext.session_control or SessionControl()
-    agent = caller.agent
-    if agent is None:
+    if caller.agent is None:
         names = {"nvext.session_control.session_id": control.session_id, "session_id": asked.session_id}
-        agent = next((session_agent(name, where) for where, name in names.items() if name), None)
+        named = (named_in_body(name, where, headers) for where, name in names.items() if name)
+        caller = replace(next(named, caller), namespace=caller.namespace)
     found = Hints(
         priority=max(-MOST_PRIORITY, min(hints.priority or 0, MOST_PRIORITY)),
         anticipates=hints.speculative_prefill,
@@ -88,7 +88,7 @@ def hinted(caller: Caller, headers: Headers, body: Any) -> tuple[Caller, Any]:
         ignored=omissions.all().ignored,
     )
     rest = {name: value for name, value in body.items() if name not in given} if given else body
-    return replace(caller, agent=agent, hints=found), rest
+    return replace(caller, hints=found), rest
 
 
 def _bounded(name: str, value: Any) -> Any:

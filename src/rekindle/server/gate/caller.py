@@ -167,9 +167,18 @@ def _of_client(family: _Family, given: Mapping[str, str]) -> Caller:
     return _named(agent, joined(parent) if agent != session else None, given)
 
 
-def session_agent(session: str, where: str) -> str:
-    """Return the agent of a session that a body names, verbatim: the one that a client's header with it would name."""
-    return check_agent_id(_part(check_new_agent_id(session, where=where)), where=where)
+def named_in_body(session: str, where: str, headers: Headers) -> Caller:
+    """Return the caller of a session that a body names, verbatim: the one that a client's header with it would name.
+
+    Its parent is the first that a header names in full.
+    """
+    agent = check_agent_id(_part(check_new_agent_id(session, where=where)), where=where)
+    for family in (*OWN_FAMILIES, *CLIENT_FAMILIES):
+        name = family.parent if family.sub is None else None
+        if name is not None and (value := headers.get(name)):
+            parent = _new_id(value, name)
+            return _named(agent, parent if family in OWN_FAMILIES else _part(parent), {name: value})
+    return Caller(agent=agent)
 
 
 def _named(agent: str, parent: str | None, given: Mapping[str, str]) -> Caller:

@@ -312,6 +312,7 @@ def parse_completion(
             namespace=caller.namespace,
             params=params,
             reuse=options.reuse,
+            parent=caller.parent,
             task="generate" if limit else "prefill",
             constraint=_constraint(asked),
             omitted=omissions.all(),
