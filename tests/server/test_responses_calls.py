@@ -251,6 +251,28 @@ def test_a_conversation_goes_on_behind_its_reply() -> None:
     assert messages([foreign, *others])[0].reasoning is None
 
 
+@pytest.mark.parametrize(
+    ("given", "is_named"),
+    [
+        ({"encrypted_content": "gAAA", "summary": [{"type": "summary_text", "text": "SUM"}]}, True),
+        ({"encrypted_content": "gAAA", "id": "rs_unknown", "summary": []}, True),
+        ({"encrypted_content": sealed("Hm.")[:-3]}, True),
+        ({"summary": [{"type": "summary_text", "text": "SUM"}]}, True),
+        ({"encrypted_content": sealed("Hm."), "summary": [{"type": "summary_text", "text": "SUM"}]}, False),
+        ({"content": [{"type": "reasoning_text", "text": "Hm."}], "encrypted_content": "gAAA"}, False),
+        ({"id": "rs_unknown", "summary": [], "encrypted_content": None}, False),
+    ],
+)
+def test_reasoning_that_cannot_be_read_here_is_named(given: dict[str, Any], is_named: bool) -> None:
+    items = [{"role": "user", "content": "Hi."}, {"type": "reasoning", **given}, {"role": "user", "content": "On."}]
+    named = [(each.kind, each.count, each.param) for each in parse(items).request.omitted.left_out]
+    assert named == ([("reasoning", 1, "input[1]")] if is_named else [])
+    if is_named:
+        with pytest.raises(BadRequest) as caught:
+            parse_response({"input": items}, ADA, Lookup(), strict=True)
+        assert caught.value.param == "input[1]"
+
+
 def test_a_fork_goes_on_from_whoever_remembers() -> None:
     """The caller of these tests has a parent of its own; others have that of the response they go on from."""
     first = kept(parse("Hi."), "Ho.")

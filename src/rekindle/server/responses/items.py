@@ -90,8 +90,12 @@ class ItemReader:
             text = check_text("".join(texts), f"{where}.content")
         elif isinstance(encrypted, str) and (inside := opened(encrypted)) is not None:
             text = check_text(inside, f"{where}.encrypted_content")
-        else:  # content encrypted elsewhere cannot be read
-            text = reasoning_of(stored) if stored is not None and stored["type"] == "reasoning" else ""
+        elif stored is not None and stored["type"] == "reasoning":
+            text = reasoning_of(stored)
+        else:
+            text = ""
+            if encrypted or item.get("summary"):  # encrypted elsewhere, or a summary of what is not here
+                self.omissions.whole(item, where)
         return reasoning_item(item_id(item, PREFIXES["reasoning"]), text)
 
     def _referenced(self, item: Mapping[str, Any], where: str) -> Item:
