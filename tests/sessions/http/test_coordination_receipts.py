@@ -67,6 +67,27 @@ def test_each_turn_has_a_receipt_however_it_is_played(served: Served) -> None:
     assert {each["receipt"] for each in listed if each["turn"] is None} == {None}, "what the host says is not generated"
 
 
+def test_turns_of_another_server_name_no_receipt(tmp_path: Path) -> None:
+    def listed(served: Served) -> list[tuple[int | None, str | None]]:
+        return [(each["turn"], each["receipt"]) for each in Session(served, "moor").get("/messages")["data"]]
+
+    with running(tmp_path) as served:
+        past = create(served, "Ada", "Bo", topology="broadcast")
+        past.post("/round")
+        document = past.get("/export")
+        cut = {**document, "events": [each for each in document["events"] if each["body"].get("turn") != 1]}
+        answer = served.send("POST", "/v1/coordination/sessions/import", {"session": cut, "id": "moor"})
+        assert answer.status == 200, answer.body
+        session = Session(served, "moor")
+        assert [receipt(session, turn)["id"] for turn in session.post("/round")["turns"]] == ["moor.1"]
+        (turn,) = session.post("/turn")["turns"]
+        assert turn["receipt"] == "moor.3"
+        assert [each for each in listed(served) if each[0]] == [(1, "moor.1"), (2, None), (3, "moor.3")]
+        before = listed(served)
+    with running(tmp_path) as served:
+        assert listed(served) == before
+
+
 def test_receipts_are_in_one_namespace_and_go_with_their_session(tmp_path: Path) -> None:
     with running(tmp_path, TENANTS) as served:
         session = create(

@@ -232,7 +232,8 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
         coordinator = await sessions.coordinator()
         await coordinator.fetch(space, id)
         found = coordinator.messages(space, id, hears=hears, after=after + 1)
-        return {"object": "list", "data": [_listed(sessions, space, id, each) for each in found]}
+        imported = coordinator.imported(space, id)
+        return {"object": "list", "data": [_listed(sessions, space, id, each, imported) for each in found]}
 
     @router.post("/{id}/messages", response_model=MessageEntry)
     async def put_message(space: Space, id: SessionId, body: MessageBody) -> dict[str, Any]:
@@ -257,9 +258,12 @@ def _messaging(router: APIRouter, sessions: Sessions, streams: StreamSettings) -
         return await listened(request, receipted(coordinator.events(space, id), id), streams)
 
 
-def _listed(sessions: Sessions, namespace: str, id: str, message: Utterance) -> dict[str, Any]:
+def _listed(
+    sessions: Sessions, namespace: str, id: str, message: Utterance, imported: frozenset[int]
+) -> dict[str, Any]:
     figures = sessions.figures.of(namespace, id, message.turn)
-    return {**asdict(message), **figures, "receipt": receipt_of(id, message.turn)}
+    own = None if message.turn in imported else message.turn
+    return {**asdict(message), **figures, "receipt": receipt_of(id, own)}
 
 
 def _changing(router: APIRouter, sessions: Sessions) -> None:

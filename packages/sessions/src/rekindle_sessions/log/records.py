@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """A session as read from the file: `number` identifies its rows; its state follows from the last three fields."""
+    """A session as read from the file: `number` identifies its rows; its state follows from plan, preludes and events.
+
+    The first `num_imported` events came with the session from another server.
+    """
 
     number: int
     namespace: str
@@ -40,6 +43,7 @@ class SavedSession:
     plan: Plan
     preludes: Mapping[str, Prelude]
     events: tuple[Event, ...]
+    num_imported: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +165,25 @@ class SessionRecords(SqliteFile):
             raise ValueError("its row is damaged: check the disk")
         brought, plan = unpacked(dict[str, Prelude], row.preludes), unpacked(Plan, row.plan)
         owner = number, row.namespace, row.id, row.created, progress.last_use
-        return SavedSession(*owner, plan, brought, self.events(number))
+        rows = self._events(number)
+        num_imported = sum(event.at == row.created for event in rows)  # written with it
+        return SavedSession(*owner, plan, brought, _unpacked(rows), num_imported)
 
     def events(self, number: int) -> tuple[Event, ...]:
         """Return the events of one session in order; ValueError if a row is damaged, missing or no event."""
+        return _unpacked(self._events(number))
+
+    def _events(self, number: int) -> list[EventRow]:
         with self.reading() as connection:
             progress = self._progress(connection, number)
             rows = list(self._tables.event.rows(connection, "WHERE session = ? ORDER BY number", number))
         if progress is None:
-            return ()
+            return []
         if not all(map(self._tables.event.holds, rows)):
             raise ValueError("events are damaged: check the disk")
         if [row.number for row in rows] != list(range(progress.num_events)):
             raise ValueError("events are missing: check the disk")
-        return tuple(unpacked_event(row.kind, row.body) for row in rows)
+        return rows
 
     def delete(self, number: int, namespace: str, memories: Sequence[Memory]) -> None:
         """Delete a session; store its agents' memories if they are their latest and not forgotten."""
@@ -287,3 +296,7 @@ class SessionRecords(SqliteFile):
             events = connection.execute("SELECT session, count(*), max(number) + 1 FROM event GROUP BY session")
             found = {session: counts for session, *counts in events}
         assert found == {number: [count, count] for number, count in rows}
+
+
+def _unpacked(rows: Sequence[EventRow]) -> tuple[Event, ...]:
+    return tuple(unpacked_event(row.kind, row.body) for row in rows)

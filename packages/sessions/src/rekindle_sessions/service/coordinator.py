@@ -163,6 +163,10 @@ class Coordinator:
         said = self.registry.found(namespace, id).said(hears)
         return [each for each in said if each.number >= after]
 
+    def imported(self, namespace: str, id: str) -> frozenset[int]:
+        """Return the numbers of a session's turns that ended on another server."""
+        return self.registry.found(namespace, id).imported
+
     async def compare(self, namespace: str, id: str, names: Sequence[str]) -> dict[str, Any]:
         """Return where the contexts of two agents diverge, and how many tokens their prompts share."""
         if len(names) != 2:

@@ -176,7 +176,8 @@ class Registry:
                 past = ExportedSession(plan, preludes, ())
             else:
                 number = await self._in_writer(self._write_past, namespace, id, past, now)
-            saved = SavedSession(number, namespace, id, now, now, plan, past.preludes, past.events)
+            brought = past.preludes, past.events, len(past.events)
+            saved = SavedSession(number, namespace, id, now, now, plan, *brought)
             session = await asyncio.to_thread(contained(Session), self._shared, saved)
             self.sessions.add(Card.of(number, namespace, id, plan), session)
         if self._is_closed:

@@ -36,6 +36,7 @@ from rekindle_sessions.machine.types import (
     MessagePosted,
     Participant,
     Rewound,
+    TurnEnded,
     Utterance,
 )
 from rekindle_sessions.service.events import SessionEvent, Standing
@@ -112,6 +113,7 @@ class ActiveRun(Protocol):
 class Session:
     """A session restored from its saved form. `shown`: how much is durable; `closed`: why it accepts no more events.
 
+    `imported`: the numbers of the turns that ended on another server.
     `changing` is locked while participants change; `spoke_last_at` is when the last turn's last delta came; `journal`
     writes its events to the file.
     """
@@ -126,6 +128,8 @@ class Session:
         self.shared = shared
         self.machine = _folded(saved)
         self.shown = Shown.of(self.machine)
+        brought = saved.events[: saved.num_imported]
+        self.imported = frozenset(event.turn for event in brought if isinstance(event, TurnEnded))
         self.listening = self._listeners()
         self.run: ActiveRun | None = None  # the run in progress
         self.spoke_last_at: float | None = None
