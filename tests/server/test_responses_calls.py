@@ -117,13 +117,21 @@ def test_defaults() -> None:
     [
         {"user": "u"}, {"service_tier": "auto"}, {"prompt_cache_key": "k"}, {"truncation": "disabled"}, {"text": None},
         {"background": False}, {"include": []}, {"include": ["web_search_call.action.sources"]}, {"tools": None},
-        {"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {"top_logprobs": 0}, {"client_metadata": {}},
+        {"text": {"format": {"type": "text"}}}, {"top_logprobs": 0}, {"client_metadata": {}},
         {"previous_response_id": None}, {"instructions": None}, {"max_tool_calls": 3}, {"context_management": []},
         {"prompt_cache_options": {"mode": "implicit"}}, {"safety_identifier": "s"}, {"tools": []}, {"stream": None},
     ],
 )  # fmt: skip
 def test_what_cannot_change_the_answer_is_ignored(harmless: dict[str, Any]) -> None:
     assert parse(**harmless).request == parse().request
+
+
+def test_a_verbosity_is_named() -> None:
+    call = parse(text={"format": {"type": "text"}, "verbosity": "low"})
+    assert call.request.omitted.ignored == ("text.verbosity",)
+    with pytest.raises(BadRequest) as caught:
+        parse_response({"input": "Hello!", "text": {"verbosity": "low"}}, ADA, Lookup(), strict=True)
+    assert caught.value.param == "text.verbosity"
 
 
 @pytest.mark.parametrize(

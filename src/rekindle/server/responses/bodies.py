@@ -105,10 +105,9 @@ class CacheOptions(OpenModel):
 
 
 class TextOptions(StrictModel):
-    """Replies are plain text, or with a `format` JSON of its schema; `verbosity` is for models that know it."""
+    """Replies are plain text, or with a `format` JSON of its schema."""
 
     format: dict[str, Any] | None = Field(default=None, description="text, json_object, or json_schema with its schema")
-    verbosity: str | None = None
 
 
 @with_sampling("responses")
