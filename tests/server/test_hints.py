@@ -151,6 +151,8 @@ def test_the_caller_of_a_body_has_the_header_of_its_parent() -> None:
         ({"nvext": {"session_control": {"action": "purge"}}}, {}, "nvext.session_control.action"),
         ({"nvext": {"session_control": {"session_id": "x" * 257}}}, {}, "nvext.session_control.session_id"),
         ({"nvext": {"greed_sampling": True}}, {}, "nvext.greed_sampling"),
+        ({"nvext": {"max_thinking_tokens": 0}}, {}, "nvext.max_thinking_tokens"),
+        ({"nvext": {"max_thinking_tokens": 64}}, {}, "nvext.max_thinking_tokens"),
         ({"session_id": "kid"}, {"x_parent_agent_id": "a%0Ab"}, "x-parent-agent-id"),
         ({}, {"x_dynamo_session_final": "yes"}, "x-dynamo-session-final"),
     ],
@@ -192,8 +194,10 @@ def test_extensions_may_be_nested_as_deeply_as_they_like(served: Served, depth: 
 
 def test_what_has_no_effect_is_named_or_refused(served: Served) -> None:
     hints = {"osl": 512, "strict_priority": 2, "speculative_prefill": False, "priority": 3}
-    nvext = {"agent_hints": hints, "extra_fields": ["timing"], "greed_sampling": False}
-    expected = [f"{HINTS}.osl", f"{HINTS}.strict_priority", "nvext.extra_fields", "nvext.greed_sampling"]
+    off = {"greed_sampling": False, "token_data": [], "max_thinking_tokens": None}
+    nvext = {"agent_hints": hints, "extra_fields": ["timing"], **off}
+    expected = [f"{HINTS}.osl", f"{HINTS}.strict_priority", "nvext.extra_fields", *(f"nvext.{name}" for name in off)]
+    expected.sort()
     assert sorted(reported(asked(served, body={"nvext": nvext}))["ignored"]) == expected
     final = asked(served, x_dynamo_session_final="true")
     assert reported(final)["ignored"] == ["x-dynamo-session-final"], "nobody's session can end"

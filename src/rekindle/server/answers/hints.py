@@ -25,7 +25,7 @@ FINAL = "x-dynamo-session-final"
 MOST_PRIORITY = 100  # seconds: a request waits at most so much longer for others of its namespace
 _ACTION, _AHEAD = "nvext.session_control.action", "nvext.agent_hints.speculative_prefill"
 # Of `nvext`: a reply without them would be another than the one that was asked for.
-_CHANGES_REPLIES = ("greed_sampling", "use_raw_prompt", "token_data", "max_thinking_tokens")
+_CHANGES_REPLIES, _MOST_THINKING = ("greed_sampling", "use_raw_prompt", "token_data"), "max_thinking_tokens"
 
 
 class AgentHints(StrictModel):
@@ -136,7 +136,9 @@ def _is_final(headers: Headers) -> bool:
 
 def _check_replies(nvext: Any) -> None:
     """Refuse extensions that change replies, which are not implemented."""
-    asked = [name for name in _CHANGES_REPLIES if isinstance(nvext, Mapping) and nvext.get(name)]
+    given = nvext if isinstance(nvext, Mapping) else {}
+    asked = [name for name in _CHANGES_REPLIES if given.get(name)]
+    asked += [_MOST_THINKING] if given.get(_MOST_THINKING) is not None else []  # 0: no thinking at all
     if asked:
         name = f"nvext.{asked[0]}"
         raise BadRequest(f"{name} would change the reply and is not supported here: leave it out", param=name)
