@@ -117,8 +117,15 @@ HINTS = (
     one(
         "extensions that change replies ignored",
         "server/answers/hints.py",
-        "if isinstance(nvext, Mapping) and nvext.get(name)]",
-        "if isinstance(nvext, Mapping) and nvext.get(name) == 0]",
+        "asked = [name for name in _CHANGES_REPLIES if given.get(name)]",
+        "asked = [name for name in _CHANGES_REPLIES if given.get(name) == 0]",
+        f"{HINTED}::test_wrong_types_are_refused",
+    ),
+    one(
+        "no thinking at all, ignored",
+        "server/answers/hints.py",
+        "if given.get(_MOST_THINKING) is not None",
+        "if given.get(_MOST_THINKING)",
         f"{HINTED}::test_wrong_types_are_refused",
     ),
     one(

@@ -112,9 +112,16 @@ RECEIPTS = (
     one(
         "a turn whose message names another turn's receipt",
         "rekindle_sessions/http/routes.py",
-        '"receipt": receipt_of(id, message.turn)',
+        '"receipt": receipt_of(id, own)',
         '"receipt": receipt_of(id, message.number)',
         OF_TURNS,
+    ),
+    one(
+        "receipts of turns that ended on another server",
+        "rekindle_sessions/log/records.py",
+        "num_imported = sum(event.at == row.created for event in rows)",
+        "num_imported = 0",
+        "tests/sessions/http/test_coordination_receipts.py::test_turns_of_another_server_name_no_receipt",
     ),
     one(
         "an agent's requests that name no receipt",
