@@ -105,9 +105,7 @@ def test_each_part_of_a_message_that_changed_is_named(served: Served, stream: bo
     assert reason(message(served, first.id, LATER, thinking={"type": "disabled"})).type == "unavailable"
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
     forced = {"tools": [search], "tool_choice": {"type": "tool", "name": "web_search"}}
-    assert reason(message(served, first.id, LATER, stream=stream, **forced)).type == "unavailable", (
-        "nothing is computed"
-    )
+    assert reason(message(served, first.id, LATER, stream=stream, **forced)).type == "tools_changed"
 
 
 def test_what_is_missed_is_what_the_earlier_prompt_had(served: Served) -> None:

@@ -13,6 +13,7 @@ import pytest
 from rekindle.config import ServerSettings
 from tests.server.conftest import Served, serving
 from tests.server.logged import listening, text
+from tests.server.test_hints import until
 from tests.text.test_omissions import NOT_SHOWN, PNG
 
 LINE = f"[image, 64 x 48 png{NOT_SHOWN}"
@@ -130,6 +131,34 @@ def test_a_search_that_anthropics_servers_would_run_is_answered_as_unavailable(s
     free = client.messages.create(**body)
     (tool,) = free.model_dump()["rekindle"]["left_out"]
     assert (tool["kind"], tool["param"], tool["text"]) == ("web_search_20250305", "tools[0]", "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["web_search_20250305", "computer_20250124"])
+def test_what_is_unavailable_is_answered_with_usage_and_report(served: Served, stream: bool, kind: str) -> None:
+    name, agent = kind.rpartition("_")[0], f"no-{kind}-{stream}"
+    said = {"messages": [{"role": "user", "content": f"{agent}: find lamps."}], "tools": [{"type": kind, "name": name}]}
+    control = {"action": "close", "session_id": agent}
+    body = {**said, "max_tokens": 64, "colour": "red", "nvext": {"foo": 1, "session_control": control},
+            "tool_choice": {"type": "tool", "name": name}, "stream": stream}  # fmt: skip
+    answer = served.send("POST", "/v1/messages", {"model": "claude-x", **body})
+    assert answer.status == 200, answer.body
+    if stream:
+        events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: ")]
+        assert events[0]["message"]["usage"].items() <= events[-2]["usage"].items()
+        message = {**events[-2], **events[-2]["delta"]}
+        texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    else:
+        message = answer.json
+        texts = [block["text"] for block in message["content"] if block["type"] == "text"]
+    assert texts == [f"{name} is not available on this server."] and message["stop_reason"] == "end_turn"
+    assert message["rekindle"]["ignored"] == ["colour", "nvext.foo"]
+    assert [each["kind"] for each in message["rekindle"]["left_out"]] == [kind]
+    usage = message["usage"]
+    prompt = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+    counted = served.send("POST", "/v1/messages/count_tokens", {"model": "claude-x", **said}).json["input_tokens"]
+    assert prompt == counted and usage["output_tokens"] == 0
+    until(lambda: not served.send("GET", f"/v1/agents/{agent}").json["hot_tokens"])
 
 
 def test_threads_are_refused_as_anthropics_library_expects(served: Served) -> None:

@@ -145,11 +145,12 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
         _check_warm_up(asked, choice)
     given = sampling_in(asked) | {"max_tokens": asked.max_tokens or 1, "stop": tuple(asked.stop_sequences or ())}
     request, loaded = _request(asked, caller, side, omissions)
+    unavailable = forced_server_tool(asked.tools or (), asked.tool_choice)
     request = replace(
         request,
         params=side.defaults.params("openai", given),
         reuse=options.reuse,
-        task="generate" if asked.max_tokens else "prefill",
+        task="generate" if asked.max_tokens and unavailable is None else "prefill",
     )
     return MessagesCall(
         request=request,
@@ -160,7 +161,7 @@ def parse_messages(body: Any, caller: Caller, side: ModelSide, *, strict: bool =
         hides_thinking=asked.thinking is not None and asked.thinking.display == "omitted",
         reports_edits=asked.context_management is not None,
         return_ids=options.return_ids,
-        unavailable=forced_server_tool(asked.tools or (), asked.tool_choice),
+        unavailable=unavailable,
         loaded=loaded,
         diagnostics=asked.diagnostics,
     )

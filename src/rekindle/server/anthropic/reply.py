@@ -96,6 +96,13 @@ class Blocks:
                 return self.close()
         return []
 
+    def add(self, block: dict[str, Any]) -> Events:
+        """Add a whole block; its text follows its start."""
+        text = block.get("text", "")
+        events = self._begin(block["type"], block | ({"text": ""} if text else {}))
+        self._pieces = [text]
+        return events + (self._delta("text_delta", text=text) if text else []) + self.close()
+
     def close(self) -> Events:
         """End the open block, if any."""
         if not self._is_open:
@@ -108,7 +115,7 @@ class Blocks:
             events = self._delta("signature_delta", signature=signature)
         elif block["type"] == "text":
             block["text"] = text
-        else:
+        elif block["type"] == "tool_use":
             events = self._json(self._arguments.finish())
             block["input"] = self._arguments.value()
         self._is_open = False
@@ -171,7 +178,10 @@ class MessagesReply:
             events.append(self._start(delta.report))
         for each in self._reading.take(delta):
             events += self._blocks.take(each)
-        return events + (self._blocks.close() if delta.finish_reason is not None else [])
+        if delta.finish_reason is None:
+            return events
+        given = _refusal(self._call.unavailable) if self._call.unavailable is not None else []
+        return events + self._blocks.close() + [each for block in given for each in self._blocks.add(block)]
 
     def has_ended(self, index: int) -> bool:
         """Whether the only allowed call is complete."""
@@ -208,7 +218,7 @@ class MessagesReply:
         reading, report, asked = self._reading, self._reading.choice.report, self._call.request
         stop_text = None if reading.has_ended else reading.stop_text
         if asked.task != "generate":
-            reason = "max_tokens"
+            reason = "max_tokens" if self._call.unavailable is None else "end_turn"
         elif stop_text is not None:
             reason = "stop_sequence"
         elif reading.reason == "length":
@@ -230,61 +240,25 @@ class MessagesReply:
         return edits | {"rekindle": described}
 
 
-# Clients force a search with a request of its own, and show what it returns. They get the tool's own error, and a
-# sentence where they show text alone. Nothing is generated: a model without the tool would make results up.
-
-
-class UnavailableAnswer:
-    """The answer for the tool `name`, whole or as events."""
-
-    def __init__(self, stamp: Stamp, name: str, *, diagnosis: Diagnosis | None = None) -> None:
-        self._head = {"id": stamp.id, "type": "message", "role": "assistant", "model": stamp.model}
-        self._head |= _diagnosed(diagnosis, None)
-        self._usage = usage_of(None, ())
-        self._content = [*_result(name), {"type": "text", "text": f"{name} is not available on this server."}]
-
-    def whole(self) -> dict[str, Any]:
-        """Return the message."""
-        return self._head | {
-            "content": self._content,
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "usage": self._usage,
-        }
-
-    def events(self) -> list[bytes]:
-        """Return the same message as encoded events of a stream."""
-        start: dict[str, Any] = self._head | {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": self._usage,
-        }
-        events: list[dict[str, Any]] = [{"type": "message_start", "message": start}]
-        for index, block in enumerate(self._content):
-            is_text = block["type"] == "text"
-            opened = block | {"text": ""} if is_text else block
-            events.append({"type": "content_block_start", "index": index, "content_block": opened})
-            if is_text:
-                delta = {"type": "text_delta", "text": block["text"]}
-                events.append({"type": "content_block_delta", "index": index, "delta": delta})
-            events.append({"type": "content_block_stop", "index": index})
-        stopped = {"stop_reason": "end_turn", "stop_sequence": None}
-        events += [{"type": "message_delta", "delta": stopped, "usage": self._usage}, {"type": "message_stop"}]
-        return [event(each, each["type"]) for each in events]
-
-
 def _diagnosed(diagnosis: Diagnosis | None, known: Report | Progress | None) -> dict[str, Any]:
     return {} if diagnosis is None else {"diagnostics": diagnosis.described(known)}
 
 
-def _result(name: str) -> list[dict[str, Any]]:
-    """Return the call of the tool and its error, in the shape of its results; nothing for tools without one."""
+# Clients force a search with a request of its own, and show what it returns. They get the tool's own error, and a
+# sentence where they show text alone. The prompt is computed, as its
+# report and its usage say, and nothing generated: a model without the tool would make results up.
+
+
+def _refusal(name: str) -> Events:
+    """Return the blocks that answer for a tool that nobody runs here: its call and its error, in the shape of its
+    results, where it has one, and a sentence."""
+    text = {"type": "text", "text": f"{name} is not available on this server."}
     if name not in _RESULTS:
-        return []
+        return [text]
     call_id = f"srvtoolu_{uuid.uuid4().hex[:24]}"
     failure = {"type": f"{name}_tool_result_error", "error_code": "unavailable"}
     return [
         {"type": "server_tool_use", "id": call_id, "name": name, "input": {}},
         {"type": f"{name}_tool_result", "tool_use_id": call_id, "content": failure},
+        text,
     ]

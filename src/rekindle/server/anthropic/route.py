@@ -14,20 +14,13 @@ from rekindle.server.answers.hints import hinted
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
 from rekindle.server.anthropic.conversation import find_habits
 from rekindle.server.anthropic.diagnosis import Diagnosis
-from rekindle.server.anthropic.reply import MessagesReply, UnavailableAnswer
+from rekindle.server.anthropic.reply import MessagesReply
 from rekindle.server.gate.caller import Caller, caller_of
 
 PATH = "/v1/messages"
 PREFIX = "msg_"  # of ids
 COUNT_PATH = "/v1/messages/count_tokens"
 PARAMS = {"stop": "stop_sequences"}
-
-
-def _unavailable(name: str, stamp: Stamp, diagnosis: Diagnosis | None, *, stream: bool) -> Response:
-    answer = UnavailableAnswer(stamp, name, diagnosis=diagnosis)
-    if not stream:
-        return JSONResponse(answer.whole())
-    return Response(b"".join(answer.events()), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 class MessagesRoute:
@@ -41,8 +34,6 @@ class MessagesRoute:
         """Answer whole or as a stream."""
         submitted, watch = await accepted(request, self._context.observer, PATH, self._submit)
         call, generations, stamp, diagnosis = submitted
-        if call.unavailable is not None:
-            return _unavailable(call.unavailable, stamp, diagnosis, stream=call.stream)
         reply = MessagesReply(stamp, call, generations[0], form=self._side.form, diagnosis=diagnosis)
         answer = Answer(reply, generations, watch, params=PARAMS, ping_s=self._context.ping_s)
         return await (answer.stream(request) if call.stream else answer.whole(request))
@@ -58,9 +49,8 @@ class MessagesRoute:
     def _submit(self, body: Any, caller: Caller) -> tuple[MessagesCall, list[Generation], Stamp, Diagnosis | None]:
         call = parse_messages(body, caller, self._side, strict=self._context.strict)
         self._context.model.require(call.model, dialect="anthropic")
-        requests = [call.request] if call.unavailable is None else []
         stamp, diagnosis = self._compared(call)  # what it refuses is not submitted
-        return call, self._context.submit(caller, requests), stamp, diagnosis
+        return call, self._context.submit(caller, [call.request]), stamp, diagnosis
 
     def _compared(self, call: MessagesCall) -> tuple[Stamp, Diagnosis | None]:
         """Return the stamp of the answer, and what the request is next to the one that it names."""
