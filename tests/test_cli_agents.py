@@ -254,6 +254,7 @@ def test_files_that_cannot_be_used(running: tuple[Client, dict[str, str]], tmp_p
     (hurt := tmp_path / "hurt").write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
     (cut := tmp_path / "cut").write_bytes(data[:-1])
     (empty := tmp_path / "empty").write_bytes(b"")
+    (session := tmp_path / "session").write_bytes(b"session.json" + bytes(500))
     for arguments, why in (
         (("export", "joe", str(file)), "is there already: remove it, or name another file"),
         (("export", "nobody", str(tmp_path / "new")), "no agent 'nobody'"),
@@ -268,6 +269,12 @@ def test_files_that_cannot_be_used(running: tuple[Client, dict[str, str]], tmp_p
         (("import", str(hurt), "--passphrase-file", str(key), "--as", "new"), "or the file was changed"),
         (("import", str(cut), "--passphrase-file", str(key), "--as", "new"), "it ends too early"),
         (("import", str(key), "--as", "new"), "this is no agent's file"),
+        (("import", str(session), "--as", "new"), "it is a session's, so use `rekindle sessions import`"),
+        (("import", str(session)), "it is a session's, so use `rekindle sessions import`"),
+        (
+            ("import", str(key), "--passphrase-file", str(key)),
+            "not encrypted as Rekindle does: leave the passphrase out",
+        ),
         (("import", str(tmp_path / "none")), "cannot be read"),
     ):
         result = run(*arguments, **env)

@@ -11,6 +11,7 @@ import pytest
 
 from rekindle import Engine
 from rekindle.config import ServerSettings, Settings
+from rekindle.store.sealed_file import sealed
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
 from tests.store.confined import limit_files
@@ -70,6 +71,10 @@ def test_what_is_refused_changes_nothing(served: Served, other: Served, data: by
         (data[:-1], "nothing has changed: it ends too early"),
         (b"{}", "nothing has changed: it ends too early"),
         (b"x" * 100, "nothing has changed: this is no agent's file"),
+        (
+            b"".join(sealed([data], b"brass")),
+            "it is encrypted, so import it by `rekindle agents import` with --passphrase",
+        ),
     ):
         answer = other.send("POST", "/v1/agents/new/import", body, key="r")
         assert (answer.status, answer.error["param"]) == (400, "file") and why in answer.error["message"]

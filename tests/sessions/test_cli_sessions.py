@@ -159,6 +159,7 @@ def test_files_that_are_refused_change_nothing(there: Server, file: Path, tmp_pa
     for end in (0, 100, found[0][2], found[1][2] - 512, found[1][2] + 100, found[-1][2] - 512, found[-1][2] + 3):
         assert "and nothing has changed" in refusal(data[:end]), end
     assert "is encrypted" in refusal(b"RKSEALED" + data)
+    assert "it is an agent's file, so use `rekindle agents import`" in refusal(b"RKAGENT\n" + data)
 
 
 def test_an_id_that_is_taken_is_refused(here: Server, session: str, file: Path) -> None:

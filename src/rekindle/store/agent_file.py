@@ -31,6 +31,7 @@ from rekindle.spec import ModelSpec
 from rekindle.store.values import Bytes
 
 MAGIC = b"RKAGENT\n"
+SEALED, _SESSION = b"RKSEALED", b"session."  # how an encrypted file begins, and the archive of a session
 VERSION = 1
 MOST_HEAD = 4 << 20  # bytes of the JSON
 MOST_TEXT = 4096  # characters of a name in it
@@ -40,6 +41,13 @@ _VERSION = struct.Struct("<H")
 _FRAME = struct.Struct("<cI")
 _BLOCK = struct.Struct("<III")
 _DIGEST_BYTES = 32
+
+
+def _what_it_is(start: bytes) -> str:
+    """Return what another file of ours is, by its beginning, and what takes it; nothing for any other."""
+    if start.startswith(SEALED):
+        return ": it is encrypted, so import it by `rekindle agents import` with --passphrase-file, which opens it"
+    return ": it is a session's, so use `rekindle sessions import`" if start.startswith(_SESSION) else ""
 
 
 def refused(why: str) -> BadRequest:
@@ -140,7 +148,7 @@ class AgentFileReader:
         self._num_blocks = 0
         start = self._take(len(MAGIC) + _VERSION.size)
         if start[: len(MAGIC)] != MAGIC:
-            raise refused("this is no agent's file")
+            raise refused(f"this is no agent's file{_what_it_is(start)}")
         (version,) = _VERSION.unpack(start[len(MAGIC) :])
         if version != VERSION:
             raise refused(f"it is of version {version}, and this Rekindle reads {VERSION}: update the older one")

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from rekindle.errors import ConfigError
+from rekindle.store.agent_file import SEALED as MAGIC
 from rekindle.store.agent_file import refused
 from rekindle.store.files.ciphers import KEY_BYTES, TAG_BYTES, Changed, Sealing
 
-MAGIC = b"RKSEALED"
 VERSION = 1
 SALT_BYTES = 16
 CHUNK = 1 << 20
@@ -87,7 +87,7 @@ def opened(source: BinaryIO, passphrase: bytes) -> Iterator[bytes]:
     """Yield the content of a sealed stream, each piece as soon as it is known to be as it was written; BadRequest."""
     head = source.read(HEAD_BYTES)
     if len(head) < HEAD_BYTES or head[: len(MAGIC)] != MAGIC:
-        raise refused("it is not encrypted as Rekindle does")
+        raise refused("it is not encrypted as Rekindle does: leave the passphrase out")
     (version,) = _HEAD.unpack_from(head, len(MAGIC))
     if version != VERSION:
         raise refused(f"it is encrypted in version {version}, and this Rekindle reads {VERSION}: update the older one")

@@ -20,7 +20,7 @@ from functools import partial
 from typing import IO, Any, BinaryIO, cast
 
 from rekindle.errors import BadRequest
-from rekindle.store.agent_file import AgentFileReader
+from rekindle.store.agent_file import MAGIC, AgentFileReader
 from rekindle_sessions.log.codec import unpacked
 
 DOCUMENT, SUMS = "session.json", "SHA256SUMS"
@@ -84,6 +84,12 @@ def write(file: BinaryIO, contents: Contents, agents: Iterable[BinaryIO]) -> Non
 def agent_name(number: int) -> str:
     """Return the name of an agent's file in the archive."""
     return f"agents/{number}.agent"
+
+
+def check_kind(source: BinaryIO) -> None:
+    """Read the beginning of a file; BadRequest if it is an agent's."""
+    if source.read(len(MAGIC)) == MAGIC:
+        raise refused("it is an agent's file, so use `rekindle agents import`")
 
 
 class Member:

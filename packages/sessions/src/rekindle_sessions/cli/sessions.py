@@ -141,9 +141,11 @@ def import_session(
     as_json: JsonOption = False,
 ) -> int:
     """Continue a session from a file, its agents as warm as the server's model allows."""
-    from rekindle_sessions.cli.session_file import verified
+    from rekindle_sessions.cli.session_file import check_kind, verified
 
     passphrase = passphrase_in(passphrase_file)
+    with opened_file(file, passphrase) as source:
+        check_kind(source)
     with opened_file(file, passphrase) as source:
         contents = verified(source)
     session = f"sess_{uuid.uuid4().hex}" if new is None else new
