@@ -317,7 +317,7 @@ CLIENTS = (
     one(
         "objects open to names of the model's own",
         "text/constraints/schema.py",
-        'parts["additionalProperties"] = False',
+        'found["additionalProperties"] = False',
         "pass",
         f"{FORMS}::test_formats_that_nobody_knows_are_annotations_and_objects_are_closed",
     ),
@@ -331,7 +331,7 @@ CLIENTS = (
     one(
         "a union of references left to the library",
         "text/constraints/schema.py",
-        'parts["anyOf"] = parts.pop("oneOf")',
+        'found["anyOf"] = found.pop("oneOf")',
         "pass",
         f"{FORMS}::test_unions_are_enforced",
     ),
