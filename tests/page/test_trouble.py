@@ -38,9 +38,13 @@ def open_row(page: Page, agent: str) -> None:
 
 def speak_at_length(page: Page, text: str) -> None:
     """Say something of which the reply takes long; returns while it is spoken."""
+
+    def without_an_end(route: Route) -> None:
+        route.continue_(post_data={**(route.request.post_data_json or {}), "ignore_eos": True})
+
+    page.route("**/v1/chat/completions", without_an_end)
     page.get_by_text("System prompt and sampling").click()
     page.locator("#chat-most").fill("3000")
-    page.get_by_label("Temperature").fill("2")
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
 
