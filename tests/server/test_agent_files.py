@@ -73,7 +73,7 @@ def test_what_is_refused_changes_nothing(served: Served, other: Served, data: by
         (b"x" * 100, "nothing has changed: this is no agent's file"),
         (
             b"".join(sealed([data], b"brass")),
-            "it is encrypted, so import it by `rekindle agents import` with --passphrase",
+            "it is encrypted, so import it by `rekindle agents import` with its passphrase",
         ),
     ):
         answer = other.send("POST", "/v1/agents/new/import", body, key="r")

@@ -46,7 +46,7 @@ _DIGEST_BYTES = 32
 def _what_it_is(start: bytes) -> str:
     """Return what another file of ours is, by its beginning, and what takes it; nothing for any other."""
     if start.startswith(SEALED):
-        return ": it is encrypted, so import it by `rekindle agents import` with --passphrase-file, which opens it"
+        return ": it is encrypted, so import it by `rekindle agents import` with its passphrase"
     return ": it is a session's, so use `rekindle sessions import`" if start.startswith(_SESSION) else ""
 
 

@@ -245,8 +245,8 @@ def _diagnosed(diagnosis: Diagnosis | None, known: Report | Progress | None) -> 
 
 
 # Clients force a search with a request of its own, and show what it returns. They get the tool's own error, and a
-# sentence where they show text alone. The prompt is computed, as its
-# report and its usage say, and nothing generated: a model without the tool would make results up.
+# sentence where they show text alone. The prompt is computed, as its report and its usage say, and nothing generated: a
+# model without the tool would make results up.
 
 
 def _refusal(name: str) -> Events:
