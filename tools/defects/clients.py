@@ -93,8 +93,8 @@ CLIENTS = (
     one(
         "an agent's own system text taken for one that asks for a summary",
         "engine/intake/candidates.py",
-        "for each in leading if each.content not in own]",
-        "for each in leading]",
+        "for each in leading_system(messages) if each.content not in own]",
+        "for each in leading_system(messages)]",
         f"{HABITS}::test_a_turn_without_tools_that_asks_for_no_summary_is_as_it_was_sent",
     ),
     one(

@@ -198,7 +198,7 @@ class Engine:
 
     def settled(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with messages and tools as they are rendered, but each text where it was sent."""
-        return self.components.renderer.unmoved(request)
+        return self.components.renderer.settled(request)
 
     @property
     def secret(self) -> bytes:

@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from rekindle.errors import BadRequest, quoted
@@ -50,6 +51,11 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     reasoning: str | None = None
+
+
+def leading_system(messages: Sequence[Message]) -> list[Message]:
+    """Return the system messages that a conversation begins with."""
+    return [*takewhile(lambda message: message.role == "system", messages)]
 
 
 def plainer_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:

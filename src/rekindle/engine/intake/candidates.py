@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from rekindle.engine.intake.quotes import OPEN, unquoted
 from rekindle.engine.memory.preambles import Preamble, names_of
 from rekindle.engine.types import Breakpoint, GenerationRequest
-from rekindle.text.messages import Message
+from rekindle.text.messages import Message, leading_system
 from rekindle.text.normalise import Removed
 from rekindle.text.places import Place
 from rekindle.text.tails import as_begun
@@ -44,8 +43,7 @@ def reported(at: int | None, text: str) -> Removed:
 
 def asks_for_summary(messages: Sequence[Message], own: Sequence[str]) -> bool:
     """Whether the newest message asks for a summary, or a system text in the place of one of the agent's `own`."""
-    leading = takewhile(lambda message: message.role == "system", messages)
-    asking = [each.content for each in leading if each.content not in own]
+    asking = [each.content for each in leading_system(messages) if each.content not in own]
     asking += [each.content for each in messages[-1:] if each.role == "user"]
     return any(SUMMARY.search(text[:ASKING_CHARS]) or SUMMARY.search(text[-ASKING_CHARS:]) for text in asking)
 
@@ -60,7 +58,7 @@ def candidates(request: GenerationRequest, known: Preamble) -> Iterator[Candidat
         kept = (tools, reported(at, messages[at].content))
         yield Candidate(replace(request, messages=whole, tools=known.tools), kept)
     yield Candidate(replace(request, tools=known.tools), (tools,))
-    leading = [*takewhile(lambda message: message.role == "system", messages)]
+    leading = leading_system(messages)
     sent = tuple(message.content for message in leading)
     if sent == known.system or len(sent) != len(known.system) or messages[-1].role != "user":
         return
@@ -131,7 +129,7 @@ def _with_one_before(mark: Breakpoint, to: int, at: int) -> Breakpoint:
 def with_head(messages: Sequence[Message], system: Sequence[str]) -> tuple[tuple[Message, ...], int] | None:
     """Return messages with the end of their agent's `system` texts, sent in one later system message, at its place
     again, and which message that was; None if that is not what they are."""
-    head = [*takewhile(lambda message: message.role == "system", messages)]
+    head = leading_system(messages)
     if not head or len(head) != len(system) or [each.content for each in head[:-1]] != [*system[:-1]]:
         return None
     before = f"{head[-1].content}{BETWEEN}"

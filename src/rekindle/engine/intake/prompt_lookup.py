@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -30,7 +29,7 @@ from rekindle.errors import BadRequest
 from rekindle.matching.explain import Explanation, Offer, explain, explain_elsewhere
 from rekindle.matching.matcher import Mode, Relation, TextMatch, prompt_ids
 from rekindle.spec import Change
-from rekindle.text.messages import Message
+from rekindle.text.messages import Message, leading_system
 from rekindle.text.prompt import PromptEncoder, RenderedPrompt
 from rekindle.text.vocabulary import agreeing
 
@@ -92,7 +91,7 @@ class PromptLookup:
         if agent is None or request.messages is None or not request.tools or self.is_off(request):
             return
         known = self.own_preamble(request) if system == "put back" else None
-        own = known.system if known else tuple(message.content for message in _leading(request))
+        own = known.system if known else tuple(message.content for message in leading_system(request.messages))
         self._memory.preambles.put(request.namespace, agent, Preamble(own, request.tools))
         self._memory.histories.put(request.namespace, agent, request.messages)
 
@@ -233,7 +232,7 @@ class TailOffers:
         """Note the request of an agent; return an offer if its system text has changed again where it keeps changing.
         `rendering` is its prompt."""
         settled = rendering.request
-        system = _leading(settled)
+        system = leading_system(settled.messages or ())
         if "tail" not in self._renderer.kinds or request.task != "generate" or not system or not settled.tools:
             return None
         client, text = names_of(settled.tools), "\n".join(message.content for message in system)
@@ -241,7 +240,8 @@ class TailOffers:
         if changed is None or not self._is_proved(client, changed, settled, text):
             return None
         heading = changed.tail.heading
-        line = changed.tail.line_in("\n".join(message.content for message in _leading(request)))
+        sent = "\n".join(message.content for message in leading_system(request.messages or ()))
+        line = changed.tail.line_in(sent)
         reason = (
             f"the system text of this client keeps changing from line {line} on, which moves to the first user "
             "message then, after the tools"
@@ -275,10 +275,6 @@ class TailOffers:
             return common((changed.tail.heading,)) - common(())
         except BadRequest:  # the template takes no such conversation
             return 0
-
-
-def _leading(request: GenerationRequest) -> list[Message]:
-    return list(takewhile(lambda message: message.role == "system", request.messages or ()))
 
 
 def _continues(match: TextMatch) -> bool:

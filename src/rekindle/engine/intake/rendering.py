@@ -71,15 +71,12 @@ class Renderer:
         return None if not opening else self._encoder.continued(EMPTY, opening).key
 
     def settled(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with messages and tools as they are rendered; idempotent."""
+        """Return the request with messages and tools as they are rendered, but each text where it was sent;
+        idempotent."""
         if request.messages is None:
             return request
-        normal = self._normal(request)
+        normal = normalise(request.messages, request.tools, self.kinds - {"tail"})
         return replace(request, messages=normal.messages, tools=normal.tools)
-
-    def unmoved(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request as `settled` does, but each text where it was sent."""
-        return Renderer(self._encoder, self.form, self.kinds - {"tail"}).settled(request)
 
     def render(self, request: GenerationRequest) -> Rendering:
         """Render a request of messages or text; BadRequest if the template refuses it, PromptTooLong if it cannot

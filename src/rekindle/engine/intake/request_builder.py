@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -35,6 +34,7 @@ from rekindle.errors import BadRequest, PromptTooLong
 from rekindle.model.sampler import SamplerState
 from rekindle.text.constraints.matcher import Constraints, ReplyMatcher
 from rekindle.text.constraints.types import CalledTool, Calls, Constraint
+from rekindle.text.messages import leading_system
 from rekindle.text.pictures import Picture, PromptPictures
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.replies import AnswerStream, ReplyStream
@@ -341,7 +341,7 @@ class RequestBuilder:
         """Return after how many tokens other prompts are likely to part from this one: the caller's breakpoints, and
         the end of the system text."""
         points = {each.num_tokens for each in breakpoints}
-        leading = list(takewhile(lambda message: message.role == "system", rendering.request.messages or ()))
+        leading = leading_system(rendering.request.messages or ())
         if leading and prompt.reuse != "off":
             end = self._encoder.message_ends(rendering.prompt, leading)[-1]
             points.add(int(np.searchsorted(self._encoder.byte_ends(prompt.ids), end, side="right")))

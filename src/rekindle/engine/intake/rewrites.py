@@ -24,7 +24,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 from rekindle.engine.intake.candidates import (
@@ -42,7 +41,7 @@ from rekindle.engine.memory.memory import OnMemory
 from rekindle.engine.types import GenerationRequest
 from rekindle.errors import PromptTooLong
 from rekindle.text.arguments import ValueScan, read_object
-from rekindle.text.messages import GUARD, Message, ToolCall
+from rekindle.text.messages import GUARD, Message, ToolCall, leading_system
 from rekindle.text.prompt import PromptEncoder
 from rekindle.text.tails import volatile_spans
 from rekindle.text.vocabulary import MARK
@@ -121,7 +120,7 @@ class Rewrites:
             without, _ = self._lookup.nearest(rendering, on_memory=on_memory)
             matched, _ = self._lookup.nearest(again, on_memory=on_memory)
             settled = again.request.messages or ()
-            head = [*takewhile(lambda message: message.role == "system", settled)]
+            head = leading_system(settled)
             if matched >= max(without + LEAST_GAIN, self._encoder.message_ends(again.prompt, head)[-1]):
                 kept = ((each, without) for each in candidate.kept)
                 return candidate.request, replace(again, removed=(*again.removed, *kept))

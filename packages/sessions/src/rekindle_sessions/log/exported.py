@@ -16,7 +16,6 @@ from rekindle_sessions.log.codec import packed, packed_event, unpacked, unpacked
 from rekindle_sessions.machine.types import Event, Plan, Prelude
 
 VERSION = 1
-MOST_EVENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +44,10 @@ class ExportedSession:
                 f"it is of version {quoted(version)}, and this Rekindle reads {VERSION}: update the older one"
             )
         try:
-            events = document["events"]
-            if len(events) > MOST_EVENTS:
-                raise refused(f"it has {len(events):,} events, and at most {MOST_EVENTS:,} are taken in")
             return cls(
                 unpacked(Plan, json.dumps(document["plan"])),
                 unpacked(dict[str, Prelude], json.dumps(document["preludes"])),
-                tuple(unpacked_event(each["kind"], json.dumps(each["body"])) for each in events),
+                tuple(unpacked_event(each["kind"], json.dumps(each["body"])) for each in document["events"]),
             )
         except (LookupError, TypeError) as error:
             raise refused(f"a part of it is missing or of another kind ({error})") from error

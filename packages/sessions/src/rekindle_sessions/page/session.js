@@ -32,10 +32,14 @@ export function leaveSession() {
 
 async function follow(session) {
   const { signal } = session.controller;
+  const onOpen = () => {
+    say(byId("live-error"), "");
+    return catchUp(session);
+  };
   while (!signal.aborted) {
     try {
       // What happens after the stream has opened comes as an event; what happened before is asked for.
-      for await (const event of events("GET", `${session.path}/events`, { signal, onOpen: () => (say(byId("live-error"), ""), catchUp(session)) })) take(session, event);
+      for await (const event of events("GET", `${session.path}/events`, { signal, onOpen })) take(session, event);
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Refused) {
