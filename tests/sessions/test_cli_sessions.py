@@ -240,7 +240,7 @@ def test_an_imported_session_survives_a_restart(here: Server, session: str, tmp_
         ({"events": [{"kind": "Told", "body": {"by": "Host", "text": "a", "to": ["Zed"]}}]}, "event 0 does not fit"),
         ({"events": [{"kind": "TurnEnded", "body": {"turn": 9, "text": "a"}}]}, "event 0 does not fit"),
         ({"events": [7]}, "of another kind"),
-        ({"events": [{}] * 100_001}, "it has 100,001 events"),
+        ({"events": [{}]}, "a part of it is missing"),
         ({"preludes": {"Ada": {"system": 1, "entries": []}}}, "system"),
     ],
 )

@@ -2,13 +2,12 @@
 
 import { Refused, Unreachable, ask, events } from "./api.js";
 import { byId, el, keyed, say } from "./dom.js";
-import { markdown, render } from "./markdown.js";
-import { receiptOf } from "./receipts.js";
+import { render } from "./markdown.js";
 import { ROOT, TOPOLOGIES, showOpen } from "./session_list.js";
-import { count, counted, duration, listed, share } from "./words.js";
+import { colourOf, factsOf, fillRow } from "./transcript.js";
+import { counted, duration, listed, share } from "./words.js";
 
 const AGAIN_MS = 1000;
-const COLOURS = 6;
 let live = null; // the session that is shown
 
 /** Show a session and follow it until it is left; `news` asks for fresh figures of the page. */
@@ -170,8 +169,6 @@ function next(detail, speaking) {
   return unfinished + (detail.expected.length ? `Next: ${listed(detail.expected)}` : "");
 }
 
-const colourOf = (index) => `var(--group-${index % COLOURS})`;
-
 function drawWho(agents, speaking) {
   const rows = agents.map((agent, index) => ({ ...agent, index, speaks: speaking.includes(agent.name) }));
   keyed(byId("lanes"), rows, {
@@ -224,52 +221,6 @@ function drawWords(session, turn) {
   const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
   render(words, session.speaking.get(turn).text);
   if (atEnd) box.scrollTop = box.scrollHeight;
-}
-
-function factsOf(done) {
-  if (!done) return null;
-  const { rekindle, gap_ms: gap, first_token_ms: first, taken_in_tokens: taken, cut } = done;
-  const parts = [`reused ${share(rekindle.reused_tokens, rekindle.prompt_tokens)} of ${count(rekindle.prompt_tokens)}`];
-  if (gap !== null) parts.push(`gap ${duration(gap)}`);
-  parts.push(`first token ${duration(first)}`);
-  if (taken) parts.push(`${count(taken)} taken in while listening`);
-  if (cut) parts.push("interrupted");
-  return { outcome: rekindle.outcome, text: parts.join(" · ") };
-}
-
-function fillRow(node, row) {
-  node.setAttribute("class", row.kind === "live" ? "is-speaking" : row.kind);
-  if (row.kind === "live") node.setAttribute("aria-busy", "true");
-  if (row.kind === "mark") {
-    node.replaceChildren(lanes(row.names, () => ""), el("p", { class: "utterance" }, el("span", {}, row.text)));
-    return;
-  }
-  const { by, to, purpose, text } = row.message;
-  const hears = (name) => (name === by ? "speaks" : to === null || to.includes(name) ? "hears" : "");
-  const facts = row.facts && [el("span", { class: `outcome ${row.facts.outcome}` }, row.facts.outcome), ` ${row.facts.text}`];
-  node.replaceChildren(
-    lanes(row.names, hears),
-    el(
-      "div",
-      { class: "utterance" },
-      el("span", { class: "by" }, by),
-      el("span", { class: "quiet" }, audience(to, purpose)),
-      markdown(text),
-      facts || row.kind === "live" ? el("p", { class: "facts" }, facts ?? "") : null,
-      receiptOf("session", row.message),
-    ),
-  );
-}
-
-function lanes(names, hears) {
-  const signs = names.map((name, index) => el("span", { class: hears(name), title: name, vars: { "--colour": colourOf(index) } }));
-  return el("div", { class: "lane-row", "aria-hidden": "true" }, signs);
-}
-
-function audience(to, purpose) {
-  const what = { ballot: "votes", pick: "picks who is next" }[purpose] ?? "";
-  const whom = to === null ? "" : to.length ? `to ${listed(to)} alone` : "heard by nobody else";
-  return [what, whom].filter(Boolean).join(", ");
 }
 
 /** Have something happen; `takes` says how many runs it is, which go one at a time. */
