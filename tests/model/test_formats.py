@@ -31,7 +31,7 @@ def probed(model: torch.nn.Module) -> geometry.Geometry:
 def calm(kind: str, shift: float = 0.0, *, context: int = 128, **changes: Any) -> LoadedModel:
     """A model whose random weights are not as sharp as they come; `shift` is added to K of the middle layer."""
     model = tiny_model(kind, torch.float32, **changes)
-    model.lm_head.weight.data *= 0.3
+    model.lm_head.weight.data *= 0.2
     if shift:
         constant = torch.randn(64, generator=torch.Generator().manual_seed(3)) * shift
         model.model.layers[1].self_attn.k_proj.register_forward_hook(lambda module, args, output: output + constant)

@@ -45,7 +45,7 @@ class ModelSettings:
         "auto",
         "format of the KV cache, or those of K and of V; auto: the fewest bits that change next to nothing",
         detail="`q4h` is the 4-bit format, `q8h` the 8-bit one; `q8h/q4h` keeps K in 8 bits and "
-        "V in 4. `auto` gives single layers 8 or 16 bits until, on a text, next tokens stay within a KL of 0.01.",
+        "V in 4. `auto` gives single layers 8 or 16 bits until, on a text, next tokens stay within a KL of 0.007.",
     )
     weights: Literal["native", "int8", "int4", "auto", "bnb-4bit", "bnb-8bit"] = computing(
         "native",
