@@ -198,6 +198,22 @@ def test_prompts_of_another_form_are_refused_with_what_to_do() -> None:
     assert found is not None and found.messages == request().messages
 
 
+def test_what_is_wrong_with_a_message_is_named_as_it_was_sent() -> None:
+    """Pictures stand before the content in the prompt, not in the body."""
+    unfit: Any = {"role": "user", "content": ["Hi", 5], "images": ["AAAA"]}
+    for messages, where in (
+        ([unfit], "messages[0].content[1]"),
+        ([*SAID, {**unfit, "content": 5}], "messages[1].content"),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            chat(messages=messages)
+        assert caught.value.param == where
+    for name in ("prompt", "system"):
+        with pytest.raises(BadRequest) as caught:
+            parse_generate({"prompt": "Hi", name: "\ud800"}, Caller(), SIDE, strict=True)
+        assert caught.value.param == name and str(caught.value).startswith(f"{name} contains half")
+
+
 def test_results_have_the_ids_of_their_calls() -> None:
     function = {"index": 0, "name": "add", "arguments": {"a": 1}}
     called = {

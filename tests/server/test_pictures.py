@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import pytest
@@ -76,6 +77,32 @@ def test_what_is_not_looked_at_is_said(seeing: Served) -> None:
         model=MODEL, input=[{"role": "user", "content": [item]}], max_output_tokens=16
     )
     assert made.model_dump()["rekindle"]["left_out"][0]["kind"] == "image"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": QUESTION, "images": [DATA, "AAAA"]}]},
+            "messages[0].images[1]",
+        ),
+        ("/api/generate", {"system": "Be brief.", "prompt": QUESTION, "images": [DATA, "AAAA"]}, "images[1]"),
+    ],
+)
+def test_a_picture_of_ollamas_is_named_as_it_was_sent(
+    seeing: Served, path: str, body: dict[str, Any], where: str
+) -> None:
+    answer = seeing.send("POST", path, {"model": MODEL, **body})
+    assert answer.status == 400 and answer.json["error"].startswith(f"{where} cannot be read as a picture"), answer.json
+
+
+def test_a_prompt_of_ollamas_is_the_same_conversation(seeing: Served) -> None:
+    body = {"model": MODEL, "stream": False, "options": {"num_predict": 1}}
+    chat = {**body, "messages": [{"role": "user", "content": QUESTION, "images": [DATA]}]}
+    assert seeing.send("POST", "/api/chat", chat).json["prompt_eval_count"] == NUM_TOKENS
+    found = seeing.send("POST", "/api/generate", {**body, "prompt": QUESTION, "images": [DATA]}).json["rekindle"]
+    assert (found["outcome"], found["reused_tokens"]) == ("exact", NUM_TOKENS - 1)
 
 
 def test_nobody_can_write_a_picture_as_text(seeing: Served) -> None:

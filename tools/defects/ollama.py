@@ -8,6 +8,7 @@ CHAT = "tests/server/test_ollama.py"
 BODIES = "tests/server/test_ollama_bodies.py"
 LINES = "tests/server/test_ollama_lines.py"
 MODELS = "tests/server/test_ollama_catalogue.py"
+PICTURES = "tests/server/test_pictures.py"
 FILES = "tests/model/test_ollama_models.py"
 
 OLLAMA = (
@@ -59,6 +60,13 @@ OLLAMA = (
         "                self._taken.add(at)\n                return call\n",
         "                queue.appendleft((at, call))\n                return call\n",
         f"{BODIES}::test_results_have_the_ids_of_their_calls",
+    ),
+    one(
+        "a picture that cannot be read under a name that was not sent",
+        "server/ollama/calls.py",
+        'f"messages[{index}].images"',
+        'f"messages[{index}].content"',
+        f"{PICTURES}::test_a_picture_of_ollamas_is_named_as_it_was_sent",
     ),
     one(
         "errors in the shape of OpenAI's",

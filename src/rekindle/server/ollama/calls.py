@@ -24,7 +24,7 @@ from rekindle.server.ollama.bodies import (
     OllamaGenerateBody,
     OllamaOptions,
 )
-from rekindle.text.messages import Message, ToolCall, check_text, normalise_messages
+from rekindle.text.messages import Message, ToolCall, check_text, joined, normalise_messages
 from rekindle.text.omissions import Omissions
 from rekindle.text.replies import ReplyFormat
 from rekindle.text.replies.format import SHORT_ID_LENGTH
@@ -44,8 +44,12 @@ def messages_of(given: Sequence[Any], omissions: Omissions, *, needs_ids: bool) 
 
     `needs_ids`: the chat template accepts no call without an id, which Ollama's Python library drops.
     """
-    plain = [_plain(item, f"messages[{index}]", omissions) for index, item in enumerate(given)]
-    messages = list(_paired(normalise_messages(plain, omissions), needs_ids=needs_ids))
+    read = normalise_messages([_plain(item) for item in given], omissions)
+    shown = (
+        _with_images(message, item.get("images"), f"messages[{index}].images", omissions)
+        for index, (message, item) in enumerate(zip(read, given, strict=True))
+    )
+    messages = list(_paired(list(shown), needs_ids=needs_ids))
     last = messages[-1]
     if len(messages) > 1 and last.role == "assistant" and not last.tool_calls and not last.reasoning:
         return tuple(messages[:-1]), last.content
@@ -56,12 +60,12 @@ def prompt_messages(
     prompt: str, system: str | None, images: Sequence[str], omissions: Omissions
 ) -> tuple[Message, ...]:
     """Return the conversation that a prompt is, with its system message and pictures."""
-    head = [{"role": "system", "content": system}] if system else []
-    asked = {"role": "user", "content": _with_images(prompt, images, "images", omissions)}
-    return normalise_messages([*head, asked], omissions)
+    head = [Message("system", check_text(system, "system"))] if system else []
+    asked = Message("user", check_text(prompt, "prompt"))
+    return (*head, _with_images(asked, images, "images", omissions))
 
 
-def _plain(item: Any, where: str, omissions: Omissions) -> Any:
+def _plain(item: Any) -> Any:
     """Return a message with the keys that the other dialects have; anything but an object as it is."""
     if not isinstance(item, Mapping):
         return item
@@ -70,22 +74,17 @@ def _plain(item: Any, where: str, omissions: Omissions) -> Any:
         message["role"] = message["role"].lower()
     if item.get("tool_name") is not None and message.get("name") is None:
         message["name"] = item["tool_name"]
-    if item.get("images"):
-        message["content"] = _with_images(message.get("content"), item["images"], f"{where}.images", omissions)
     return message
 
 
-def _with_images(content: Any, images: Any, where: str, omissions: Omissions) -> Any:
-    """Return content after its pictures, or the lines that stand for them."""
+def _with_images(message: Message, images: Any, where: str, omissions: Omissions) -> Message:
+    """Return a message whose pictures, or the lines that stand for them, are before its content."""
+    if not images:
+        return message
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
         raise BadRequest(f"{where} must be a list of pictures in base64", param=where)
-    if omissions.sees:
-        texts = content if isinstance(content, list) else [content] if content else []
-        return [*({"type": "image", "data": each} for each in images), *texts]
-    lines = [omissions.part({"type": "image", "data": each}, f"{where}[{at}]") for at, each in enumerate(images)]
-    if content is None or isinstance(content, str):
-        return "\n".join([*lines, content] if content else lines)
-    return [*lines, *(content if isinstance(content, list) else [content])]
+    parts = [omissions.part({"type": "image", "data": each}, f"{where}[{at}]") for at, each in enumerate(images)]
+    return replace(message, content=joined([*parts, message.content] if message.content else parts))
 
 
 def _paired(messages: Sequence[Message], *, needs_ids: bool) -> Iterator[Message]:
