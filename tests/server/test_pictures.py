@@ -10,7 +10,7 @@ import anthropic
 import pytest
 
 from rekindle import Engine
-from rekindle.config import Settings
+from rekindle.config import ServerSettings, Settings
 from tests.drawn_pictures import counted_looks, drawn, file_of, part_of
 from tests.proofs import proved
 from tests.server.conftest import Served, serving
@@ -67,16 +67,25 @@ def test_every_dialect_has_the_same_prompt(seeing: Served) -> None:
 
 
 def test_what_is_not_looked_at_is_said(seeing: Served) -> None:
-    """An address is refused, as is what is no picture; in a response that is stored a picture is a line of text."""
+    """An address is refused, as is what is no picture; in a response that is stored a picture is a line of text, which
+    says how it is seen."""
     for url in ("https://example.org/a.png", "data:image/png;base64,AAAA"):
         part = {"type": "image_url", "image_url": {"url": url}}
         error = seeing.chat("", messages=[{"role": "user", "content": [part]}]).error
         assert error["param"] == "messages[0].content[0]", error
     item = {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"}
-    made = seeing.client().responses.create(
-        model=MODEL, input=[{"role": "user", "content": [item]}], max_output_tokens=16
-    )
-    assert made.model_dump()["rekindle"]["left_out"][0]["kind"] == "image"
+    asked = [{"role": "user", "content": [item]}]
+    made = seeing.client().responses.create(model=MODEL, input=asked, max_output_tokens=16)
+    (left_out,) = made.model_dump()["rekindle"]["left_out"]
+    line = "[image, 60 x 40 png: not shown, pictures are seen only with store: false]"
+    assert (left_out["kind"], left_out["param"], left_out["text"]) == ("image", "input[0].content[0]", line)
+    with serving(seeing.engine, ServerSettings(strict=True)) as strict:
+        error = strict.send("POST", "/v1/responses", {"input": asked}).error
+        assert error["param"] == "input[0].content[0]" and error["message"].endswith(
+            "pictures are seen only with store: false; send that, or its text"
+        )
+        seen = {"input": asked, "store": False, "max_output_tokens": 16}
+        assert strict.send("POST", "/v1/responses", seen).json["rekindle"]["left_out"] == []
 
 
 @pytest.mark.parametrize(

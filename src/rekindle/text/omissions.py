@@ -20,6 +20,7 @@ from rekindle.errors import BadRequest
 from rekindle.text.pictures import MOST_PICTURES, Picture, base64_of
 
 UNREAD = "arguments"
+READS_TEXT = ("this model reads text", "send its text")
 MOST_NAMED = 32  # kinds of parts, and parameters; a caller can invent any number of them
 MOST_CHARS = 200  # of a detail in the line
 MOST_NAME_CHARS = 100  # of a parameter
@@ -71,13 +72,14 @@ NOTHING_OMITTED = Omitted()
 class Omissions:
     """Collects what is left out while one body is parsed; with `strict` each of it is a BadRequest instead.
 
-    `sees`: pictures are read, for `pictures`.
+    `sees`: pictures are read, for `pictures`. `unseen`: why they are not, and what a caller can do about it.
     """
 
-    def __init__(self, *, strict: bool = False, sees: bool = False) -> None:
+    def __init__(self, *, strict: bool = False, sees: bool = False, unseen: tuple[str, str] = READS_TEXT) -> None:
         self.strict = strict
         self.pictures: dict[str, Picture] = {}  # by their keys
         self.sees = sees
+        self._unseen = unseen
         self._left_out: dict[str, LeftOut] = {}
         self._ignored: dict[str, None] = {}
 
@@ -89,10 +91,10 @@ class Omissions:
         kind = kind_of(part)
         if kind == "image" and self.sees:
             return self._picture(part, where)
-        text = line_for(part, kind)
+        why, advice = self._unseen if kind == "image" else READS_TEXT
         if self.strict:
-            message = f"{where} is of type {kind!r}: this model reads text; send its text"
-            raise BadRequest(message, param=where)
+            raise BadRequest(f"{where} is of type {kind!r}: {why}; {advice}", param=where)
+        text = line_for(part, kind, why)
         self._count(kind, where, text)
         return text
 
@@ -170,10 +172,11 @@ def kind_of(part: Any) -> str:
     return _KINDS.get(str(given), _plain(str(given))[:MOST_CHARS] if isinstance(given, str) and given else "part")
 
 
-def line_for(part: Any, kind: str) -> str:
-    """Return the line that a model reads in place of a part, with what is known of it: size, format, name, address."""
+def line_for(part: Any, kind: str, why: str = READS_TEXT[0]) -> str:
+    """Return the line that a model reads in place of a part, with what is known of it (size, format, name, address),
+    and why it is not shown."""
     details = ", ".join(_details(part, kind)) if isinstance(part, Mapping) else ""
-    return f"[{kind}{', ' if details else ''}{details}: not shown, this model reads text]"
+    return f"[{kind}{', ' if details else ''}{details}: not shown, {why}]"
 
 
 def text_in(part: Mapping[str, Any]) -> str | None:

@@ -28,6 +28,9 @@ from rekindle.server.responses.tools import OfferedTools, read_choice, read_tool
 from rekindle.text.messages import Message, check_json, check_text
 from rekindle.text.omissions import Omissions
 
+# Stored items have no pictures: why a model that sees is not shown one, and what to do.
+UNSEEN = ("pictures are seen only with store: false", "send that, or its text")
+
 
 class ResponseLookup(Protocol):
     """Finds stored responses: the server's, or those of a request log."""
@@ -78,9 +81,9 @@ def parse_response(
     """Parse a JSON body and look up what it refers to; BadRequest names the parameter to change.
 
     `defaults`: for the sampling that it leaves open. `strict`: what would be left out or ignored is refused. `sees`:
-    pictures are read, unless the response is stored: stored items have no pictures.
+    pictures are read, unless the response is stored.
     """
-    omissions = Omissions(strict=strict, sees=sees and isinstance(body, dict) and body.get("store") is False)
+    omissions = _omissions(body, strict=strict, sees=sees)
     asked = validated(ResponseBody, body, omissions=omissions, harmless=HARMLESS, neutral=NEUTRAL)
     options, reasoning = asked.rekindle or RekindleOptions(), asked.reasoning or Reasoning()
     chain, history, items = _items(asked, caller, lookup, omissions)
@@ -116,6 +119,14 @@ def parse_response(
         echo=_echo(asked, request, reasoning),
         compared_with=asked.compared_with,
     )
+
+
+def _omissions(body: Any, *, strict: bool, sees: bool) -> Omissions:
+    if not sees:
+        return Omissions(strict=strict)
+    if isinstance(body, dict) and body.get("store") is False:
+        return Omissions(strict=strict, sees=True)
+    return Omissions(strict=strict, unseen=UNSEEN)
 
 
 def _items(
