@@ -109,6 +109,9 @@ def test_nothing_is_started_for_a_request_without_a_key_or_for_a_name_that_is_no
     for method, path in UNKNOWN:
         unknown = host.ask(method, path)
         assert unknown.status_code == 404 and "is stored here" in unknown.json()["error"]["message"]
+    for path, what in (("compact", "not compacted here"), ("resp_x/cancel", "in the background")):
+        refused = host.ask("POST", f"/v1/responses/{path}", {"model": "small"})
+        assert refused.status_code == 400 and what in refused.json()["error"]["message"]
     watched = host.ask("GET", "/models/small/overview")
     assert watched.status_code == 503 and watched.json()["error"]["code"] == "not_loaded"
     assert host.ask("POST", "/api/generate", {"model": "small", "keep_alive": 0}).json()["done_reason"] == "unload"

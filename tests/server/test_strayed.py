@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import json
 from contextlib import closing
 
 import pytest
 
 from rekindle.config import ServerSettings
 from tests.server.conftest import Served, serving
+from tests.server.logged import listening, text
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
@@ -77,6 +79,35 @@ def test_a_wrong_base_url_of_ollamas_clients_is_told_the_right_route_in_their_sh
     answer = served.send("POST", path, CHAT)
     assert answer.status == 404 and f"but {route}: " in answer.json["error"]
     assert served.send("POST", "/api/elsewhere", CHAT).error["message"] == "Not Found"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/responses/compact", ("not compacted here", "ask POST /v1/responses for a summary")),
+        ("/v1/responses/resp_x/cancel", ("in the background", "close the connection of a request")),
+    ],
+)
+def test_what_is_not_done_with_responses_is_said_with_what_to_do(
+    served: Served, path: str, words: tuple[str, str]
+) -> None:
+    for body in ({"model": "default", "input": "Hi"}, None):
+        answer = served.send("POST", path, body)
+        assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
+        assert all(each in answer.error["message"] for each in words)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_closing_the_connection_stops_a_response(served: Served, stream: bool) -> None:
+    body = {"input": "Tell me of the attic.", "stream": stream, "ignore_eos": True, "rekindle": {"reuse": "off"}}
+    with listening() as heard:
+        with closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)) as connection:
+            connection.request("POST", "/v1/responses", json.dumps(body), {"X-Request-ID": f"left-{stream}"})
+            if stream:
+                connection.getresponse().readline()
+        (record,) = heard.until(served, f"left-{stream}")
+    assert "failed with 499, " in text(record)
+    served.until_idle()
 
 
 def test_what_the_model_cannot_do_is_refused_by_name(served: Served) -> None:

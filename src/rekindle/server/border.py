@@ -100,6 +100,12 @@ ELSEWHERE = {
     "/api/embed": "embeddings",
     "/api/embeddings": "embeddings",
 }
+# What OpenAI's server does with responses, and what to do here.
+INSTEAD = {
+    "/v1/responses/compact": "responses are not compacted here: send the conversation, what is stored of it is not "
+    "computed again; if it is too long, ask POST /v1/responses for a summary and go on from that",
+    "/v1/responses/{id}/cancel": "no response is made in the background: close the connection of a request to stop it",
+}
 _OLLAMA_PATH = re.compile(rf"/api/(?:(?:{'|'.join((*OLLAMA, *UNMANAGED, 'embed', 'embeddings'))})|blobs/.*)")
 _OLLAMA_ASTRAY = re.compile(rf"(?:/[\w.-]+)?/api/({'|'.join(OLLAMA)})/?")
 

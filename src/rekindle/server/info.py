@@ -19,7 +19,7 @@ from rekindle import __version__
 from rekindle.config import StoreSettings
 from rekindle.engine.api import Engine
 from rekindle.errors import BadRequest
-from rekindle.server.border import ELSEWHERE, Router, needs_admin
+from rekindle.server.border import ELSEWHERE, INSTEAD, Router, needs_admin
 from rekindle.server.gate.caller import access_of
 from rekindle.server.models import ServedModel
 from rekindle.server.observers.metrics import Metrics
@@ -79,15 +79,20 @@ def models_router(model: ServedModel) -> APIRouter:
 
 
 def elsewhere_router(model: ServedModel) -> APIRouter:
-    """Routes that say what the served model cannot do."""
+    """Routes that say what the served model cannot do, or what to do instead."""
     router = Router(include_in_schema=False)
 
     def refuse(request: Request) -> None:
         what = ELSEWHERE[request.scope["path"]]
         raise BadRequest(f"{model.name} generates text and has no {what}: ask a server that does", param="model")
 
+    def redirect(request: Request) -> None:
+        raise BadRequest(INSTEAD[request.scope["route"].path])
+
     for path in ELSEWHERE:
         router.add_api_route(path, refuse, methods=["POST"], response_model=None)
+    for path in INSTEAD:
+        router.add_api_route(path, redirect, methods=["POST"], response_model=None)
     return router
 
 

@@ -36,7 +36,7 @@ from rekindle_models.figures import Figures
 from rekindle_models.forwarding import Forwarder, while_there
 from rekindle_models.named import Model, Models
 from rekindle_models.places import Place, Places
-from rekindle_models.routes import own_routes
+from rekindle_models.routes import own_routes, refusing_routes
 from rekindle_models.wishes import CHAT, ByPrefix, Wish, answer_of, is_passed_on, starts_nothing, wish_of
 
 LARGE = 1 << 16  # bytes of a body that is parsed off the event loop
@@ -63,7 +63,11 @@ class Host:
         self.keys = ServerKeys(server)
         self._app = Logged(
             Starlette(
-                routes=[ForModels(self), *own_routes(models, self.places, self._descriptions, self.figures)],
+                routes=[
+                    *refusing_routes(),
+                    ForModels(self),
+                    *own_routes(models, self.places, self._descriptions, self.figures),
+                ],
                 middleware=[
                     Middleware(ByPrefix),
                     Middleware(Guard, settings=server, keys=self.keys),

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from rekindle import __version__
 from rekindle.errors import BadRequest
-from rekindle.server.border import ELSEWHERE, UNMANAGED, needs_admin
+from rekindle.server.border import ELSEWHERE, INSTEAD, UNMANAGED, needs_admin
 from rekindle.server.gate.caller import access_of
 from rekindle.server.ollama.models import VERSION
 from rekindle_models.described import Descriptions
@@ -33,6 +33,11 @@ def own_routes(models: Models, places: Places, descriptions: Descriptions, figur
         *(Route(path, _elsewhere, methods=["POST"]) for path in ELSEWHERE),
         *(Route(_managing(name), _unmanaged, methods=["POST", "GET", "DELETE"]) for name in UNMANAGED),
     ]
+
+
+def refusing_routes() -> list[Route]:
+    """Return what no model has though it is below a path that is passed on; to be matched first."""
+    return [Route(path, _refusing(message), methods=["POST"]) for path, message in INSTEAD.items()]
 
 
 def _catalogue(models: Models, descriptions: Descriptions) -> list[Route]:
@@ -107,6 +112,13 @@ def _always(answer: dict[str, Any]) -> Answer:
 async def _elsewhere(request: Request) -> Response:
     what = ELSEWHERE[request.scope["path"]]
     raise BadRequest(f"models here generate text and have no {what}: ask a server that does", param="model")
+
+
+def _refusing(message: str) -> Answer:
+    async def refused(request: Request) -> Response:
+        raise BadRequest(message)
+
+    return refused
 
 
 def _managing(name: str) -> str:
