@@ -78,7 +78,51 @@ def test_a_wrong_base_url_of_ollamas_clients_is_told_the_right_route_in_their_sh
 ) -> None:
     answer = served.send("POST", path, CHAT)
     assert answer.status == 404 and f"but {route}: " in answer.json["error"]
-    assert served.send("POST", "/api/elsewhere", CHAT).error["message"] == "Not Found"
+    assert served.send("POST", "/api/elsewhere", CHAT).json == {"error": "Not Found"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/chat/completions"), ("DELETE", "/v1/models/pocket"), ("GET", "/v1/embeddings"),
+        ("PUT", "/v1/responses/resp_x"), ("POST", "/v1/responses/resp_x"), ("GET", "/v1/responses"),
+        ("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/conversations"), ("GET", "/v1"),
+        ("POST", "/v1/audio/translations"), ("POST", "/v1/nowhere"), ("POST", "/api/v1/nowhere"),
+        ("POST", "/api/chat/completions"),
+    ],
+)  # fmt: skip
+def test_what_openai_has_and_we_have_not_is_an_error_in_its_shape(served: Served, method: str, path: str) -> None:
+    answer = served.send(method, path, CHAT if method == "POST" else None)
+    assert answer.status in (404, 405) and answer.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "version"),
+    [
+        ("GET", "/v1/messages", None), ("GET", "/v1/messages/count_tokens", None), ("POST", "/v1/complete", None),
+        ("POST", "/v1/messages/batches", None), ("GET", "/v1/messages/batches/x/results", None),
+        ("POST", "/v1/models", "2023-06-01"), ("GET", "/v1/files", "2023-06-01"), ("POST", "/v1/skills", "2023-06-01"),
+    ],
+)  # fmt: skip
+def test_what_anthropic_has_and_we_have_not_is_an_error_in_its_shape(
+    served: Served, method: str, path: str, version: str | None
+) -> None:
+    headers = {} if version is None else {"anthropic_version": version}
+    answer = served.send(method, path, CHAT if method == "POST" else None, **headers)
+    assert answer.status in (404, 405) and set(answer.json) == {"type", "error", "request_id"}
+    assert set(answer.json["error"]) == {"type", "message"} and answer.json["type"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/chat"), ("POST", "/api/tags"), ("POST", "/api/version"), ("PUT", "/api/blobs/sha256:1"),
+        ("GET", "/api/embed"), ("POST", "/api/me"), ("POST", "/api/web_search"), ("GET", "/api/nowhere/at/all"),
+    ],
+)  # fmt: skip
+def test_what_ollama_has_and_we_have_not_is_an_error_in_its_shape(served: Served, method: str, path: str) -> None:
+    answer = served.send(method, path, CHAT if method == "POST" else None)
+    assert answer.status in (404, 405) and isinstance(answer.json["error"], str) and set(answer.json) == {"error"}
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,13 @@ OLLAMA = (
         f"{MODELS}::test_what_cannot_be_shown_is_an_error_in_ollamas_shape",
     ),
     one(
+        "errors of clients of Anthropic's in the shape of OpenAI's where both have the path",
+        "server/border.py",
+        "path.startswith(SHARED_PATHS)",
+        'path.startswith("/v1/models")',
+        "tests/server/test_strayed.py::test_what_anthropic_has_and_we_have_not_is_an_error_in_its_shape",
+    ),
+    one(
         "an adapter of Ollama's left out in silence",
         "model/ollama.py",
         'if "adapter" in layers',

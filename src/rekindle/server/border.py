@@ -4,7 +4,7 @@ An error has one status per kind, in the shape of the path's dialect:
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}     OpenAI's, and everything of our own
     {"type": "error", "error": {"type": ..., "message": ...}}               Anthropic's: /v1/messages, its models
-    {"error": ...}                                                          Ollama's: /api/chat and its others
+    {"error": ...}                                                          Ollama's: what is under /api
 
 Owns the mapping from the errors of `rekindle.errors`, and the few errors that only HTTP has. An error that is not an
 `Exception`, for example a panic of a library, fails only its request: otherwise it would bypass every error handler,
@@ -62,7 +62,8 @@ SHORT_BYTES = 64 << 10  # of such a body that the event loop parses
 NO_MARKS = bytes(set(range(256)) - set(b",[{:"))  # what is not counted
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or its beginning
 Dialect = Literal["openai", "anthropic", "ollama"]
-ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/complete")
+SHARED_PATHS = ("/v1/models", "/v1/files", "/v1/skills")  # of OpenAI and Anthropic
 # Anthropic's clients choose an exception class by status; the type repeats it in a word.
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -106,7 +107,8 @@ INSTEAD = {
     "computed again; if it is too long, ask POST /v1/responses for a summary and go on from that",
     "/v1/responses/{id}/cancel": "no response is made in the background: close the connection of a request to stop it",
 }
-_OLLAMA_PATH = re.compile(rf"/api/(?:(?:{'|'.join((*OLLAMA, *UNMANAGED, 'embed', 'embeddings'))})|blobs/.*)")
+# All that is under /api, but for base URLs of OpenAI's and Anthropic's clients that end there.
+_OLLAMA_PATH = re.compile(r"/api/(?!v\d|openai/|anthropic/|chat/|(?:completions|responses|models|messages)\b).*")
 _OLLAMA_ASTRAY = re.compile(rf"(?:/[\w.-]+)?/api/({'|'.join(OLLAMA)})/?")
 
 
@@ -182,11 +184,11 @@ class Problem:
 
 
 def dialect_of(scope: Mapping[str, Any]) -> Dialect:
-    """Return the dialect of a request by its path; /v1/models is in two, which a header distinguishes."""
+    """Return the dialect of a request by its path; some are in two, which a header distinguishes."""
     path: str = scope["path"]
-    if path.startswith("/v1/models"):
+    if path.startswith(SHARED_PATHS):
         return "anthropic" if any(name == b"anthropic-version" for name, _ in scope.get("headers", ())) else "openai"
-    if path.startswith(ANTHROPIC_PATH):
+    if path.startswith(ANTHROPIC_PATHS):
         return "anthropic"
     return "ollama" if is_ollama(path) else "openai"
 
