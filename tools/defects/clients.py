@@ -37,8 +37,8 @@ CLIENTS = (
     one(
         "a strict reader that leaves parts out",
         "text/omissions.py",
-        "if self.strict:\n            message",
-        "if self.strict and part is None:\n            message",
+        'if self.strict:\n            raise BadRequest(f"{where} is of type {kind!r}: {why}',
+        'if self.strict and part is None:\n            raise BadRequest(f"{where} is of type {kind!r}: {why}',
         f"{OMISSIONS}::test_a_strict_reader_refuses_each",
     ),
     one(
