@@ -10,10 +10,14 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from anthropic.types import Message
+from anthropic.types import Message as Answer
 
 from rekindle import Engine
 from rekindle.config import ServerSettings
+from rekindle.engine.types import GenerationRequest
+from rekindle.server.answers.comparison import ComparableIds, RequestParts
+from rekindle.text.messages import Message
+from rekindle.text.pictures import PictureMark
 from tests.given import settings_of
 from tests.server import conftest
 from tests.server.conftest import Served
@@ -63,7 +67,7 @@ def message(
     key: str = "key-l",
     stream: bool = False,
     **more: Any,
-) -> Message:
+) -> Answer:
     client = anthropic.Anthropic(base_url=served.url, api_key=key, max_retries=0)
     given: Any = {"system": "Be brief.", "tools": [TOOL], **more}
     given |= {
@@ -78,7 +82,7 @@ def message(
         return events.get_final_message()
 
 
-def reason(answer: Message) -> Any:
+def reason(answer: Answer) -> Any:
     assert answer.diagnostics is not None and answer.diagnostics.cache_miss_reason is not None
     return answer.diagnostics.cache_miss_reason
 
@@ -106,6 +110,63 @@ def test_each_part_of_a_message_that_changed_is_named(served: Served, stream: bo
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
     forced = {"tools": [search], "tool_choice": {"type": "tool", "name": "web_search"}}
     assert reason(message(served, first.id, LATER, stream=stream, **forced)).type == "tools_changed"
+
+
+@pytest.mark.parametrize("text", ["talk.", 'talk of "quays"', "talk of C:\\", " "])
+def test_messages_that_follow_are_no_change_whatever_their_role(served: Served, text: str) -> None:
+    asked: Any = {"role": "user", "content": text}
+    more: Any = {"role": "user", "content": "talk on."}
+    first = message(served, None, [*LATER, asked])
+    for said in ([more], [more, more], [{"role": "system", "content": "Be kind."}], [LATER[1], more]):
+        assert message(served, first.id, [*LATER, asked, *said]).diagnostics is None, said
+    blocks = [{"type": "text", "text": each["content"]} for each in (asked, more)]
+    assert message(served, first.id, [*LATER, {"role": "user", "content": blocks}]).diagnostics is None
+    second = message(served, None, [asked, more, asked])
+    assert message(served, second.id, [asked, more, asked, more]).diagnostics is None
+    for said in ([asked, asked, more], [asked, more], [more, asked, more], [asked, LATER[1], more, asked]):
+        assert reason(message(served, second.id, said)).type == "messages_changed", said
+
+
+def test_text_after_an_empty_message_is_no_change(served: Served) -> None:
+    empty: Any = {"role": "user", "content": ""}
+    first = message(served, None, [*LATER[:2], empty])
+    for said in ([empty, LATER[2]], [LATER[2]]):
+        assert message(served, first.id, [*LATER[:2], *said]).diagnostics is None, said
+    assert reason(message(served, first.id, [LATER[0], LATER[2]])).type == "messages_changed"
+
+
+@pytest.mark.parametrize("more", [" Now.", "n", '"', "\\n", "\\"])
+def test_a_message_that_is_written_on_is_changed(served: Served, more: str) -> None:
+    first = message(served, None, LATER)
+    longer = [*LATER[:-1], {"role": "user", "content": f"{LATER[-1]['content']}{more}"}]
+    assert reason(message(served, first.id, longer)).type == "messages_changed"
+    assert reason(message(served, message(served, None, longer).id, LATER)).type == "messages_changed"
+
+
+def test_a_picture_and_the_text_after_it_follow_without_a_break() -> None:
+    ids, picture = ComparableIds(b"key"), str(PictureMark("0" * 64, 640, 480))
+
+    def parts(content: str) -> RequestParts:
+        return RequestParts("a model", GenerationRequest(messages=(Message("user", content),)), ("user",))
+
+    for before, after, changed in (
+        ("Look.", f"Look.{picture}", None),
+        (f"Look.{picture}", f"Look.{picture}What is it?", None),
+        (f"Look.{picture}Why?", f"Look.{picture}Why not?", "messages"),
+    ):
+        found = ids.compare(ids.new("msg_", "", parts(before)), "msg_", "", parts(after))
+        assert found is not None and found.changed == changed, after
+
+
+def test_a_result_of_a_tool_that_is_longer_is_changed(served: Served) -> None:
+    def said(result: str) -> list[Any]:
+        call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+        found = {"type": "tool_result", "tool_use_id": "toolu_1", "content": result}
+        return [*SAID, {"role": "assistant", "content": [call]}, {"role": "user", "content": [found]}]
+
+    first = message(served, None, said("a key"))
+    assert message(served, first.id, [*said("a key"), LATER[-1]]).diagnostics is None
+    assert reason(message(served, first.id, said("a key\nand a lamp"))).type == "messages_changed"
 
 
 def test_what_is_missed_is_what_the_earlier_prompt_had(served: Served) -> None:
@@ -170,6 +231,7 @@ def test_each_part_of_a_response_that_changed_is_named(served: Served, stream: b
         ("tools_changed", LATER, {"tools": []}),
         ("input_changed", LATER, {"instructions": "Be brief."}),
         ("input_changed", LATER[1:], {}),
+        ("input_changed", [{"role": "user", "content": f"{SAID[0]['content']}\ntalk."}], {}),
         ("reasoning_effort_changed", LATER, {"reasoning": {"effort": "high"}}),
     ):
         found = response(served, given, first.id, stream=stream, **change).prompt_cache_diagnostics

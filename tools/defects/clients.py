@@ -500,9 +500,23 @@ CLIENTS = (
     one(
         "all messages compared with those of the earlier request",
         "server/answers/comparison.py",
-        "self._messages[:num_messages]",
+        "self._messages[:num_message_bytes]",
         "self._messages",
         f"{DIAGNOSED}::test_each_part_of_a_message_that_changed_is_named",
+    ),
+    one(
+        "consecutive messages of a user compared as one",
+        "server/anthropic/route.py",
+        "context.parts_of(call.request, MERGED)",
+        "context.parts_of(call.request)",
+        f"{DIAGNOSED}::test_messages_that_follow_are_no_change_whatever_their_role",
+    ),
+    one(
+        "a text that goes on in its line taken for another message",
+        "server/answers/comparison.py",
+        "begun if is_divided else self._messages",
+        "begun",
+        f"{DIAGNOSED}::test_a_message_that_is_written_on_is_changed",
     ),
     one(
         "ids that are known until the server restarts",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -393,7 +393,7 @@ class RouteContext:
         wanted = [applied(each, caller.hints, self.engine, strict=self.strict) for each in requests]
         return submit_all(self.engine, wanted, num_choices)
 
-    def parts_of(self, request: GenerationRequest) -> RequestParts:
-        """Return what a request is compared by, as it is rendered for this model."""
+    def parts_of(self, request: GenerationRequest, merged: Collection[str] = ()) -> RequestParts:
+        """Return what a request is compared by, as it is rendered for this model; `merged` as in `RequestParts`."""
         spec, settled = self.engine.spec, self.engine.settled(request)
-        return RequestParts(f"{self.model.name} {spec.fingerprint.hex()}", settled)
+        return RequestParts(f"{self.model.name} {spec.fingerprint.hex()}", settled, merged)

@@ -3,11 +3,15 @@
 Owns the form of such ids and what is compared. Nothing is stored: an id has a digest of each part of the request under
 a random salt, and a MAC under a key of the namespace, so that what another namespace or server wrote is not found.
 
-    msg_  base64url( salt [8] | bytes of the request [4] | number of messages [2] | digest a part [4] | their MAC [6] )
+    msg_  base64url( salt [8] | bytes of the request [4] | of its messages [4] | digest a part [4] | their MAC [6] )
 
 Parts are compared in their order, the messages last: those of the earlier request must begin the later one. What is
 compared is the request as it is rendered, whether or not its KV was found; why that was not is said by
-`rekindle.explanation`.
+`rekindle.explanation`. Messages are one text, of which a beginning is compared:
+
+    {"role": "user", ...}"What is a quay?\n{"role": "assistant", ...}"A wharf."\n{"role": "user", ...}"And a pier?
+
+Where a dialect merges a message into the one before it, texts of that role have no end, so that more may follow.
 """
 
 from __future__ import annotations
@@ -16,44 +20,55 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import struct
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Literal
 
 from rekindle.engine.types import GenerationRequest, Progress, Report
+from rekindle.text.messages import GUARD, Message
 
 Part = Literal["model", "system", "tools", "template", "messages"]
 PARTS: tuple[Part, ...] = ("model", "system", "tools", "template", "messages")
-_HEAD = struct.Struct("<8sIH")
+_HEAD = struct.Struct("<8sII")
 _DIGEST_BYTES, _MAC_BYTES = 4, 6
-_MOST_BYTES, _MOST_MESSAGES = (1 << 32) - 1, (1 << 16) - 1
+_MOST_BYTES = (1 << 32) - 1
+_MARK = GUARD.encode()
+_DIVISION = re.compile(rb'\Z|\n|"|\\n|' + _MARK)  # the next message, the first text of this one, or one more
 
 
 class RequestParts:
-    """The parts of one request for `model`, which its messages and tools are rendered for as they are."""
+    """The parts of one request for `model`, which its messages and tools are rendered for as they are.
 
-    def __init__(self, model: str, request: GenerationRequest) -> None:
+    `merged`: the roles whose consecutive messages its dialect makes one, as paragraphs.
+    """
+
+    def __init__(self, model: str, request: GenerationRequest, merged: Collection[str]) -> None:
         messages = request.messages or ()
         system = list(takewhile(lambda message: message.role == "system", messages))
         before = (model, [asdict(message) for message in system], request.tools, request.template_kwargs)
         self._before = [_canonical(value) for value in before]
-        self._messages = [_canonical(asdict(message)) for message in messages[len(system) :]]
+        self._messages = b"\n".join(_written(message, message.role in merged) for message in messages[len(system) :])
 
     @property
-    def num_messages(self) -> int:
-        """How many messages it has."""
+    def num_message_bytes(self) -> int:
+        """How long its messages are."""
         return len(self._messages)
 
     @property
     def num_bytes(self) -> int:
         """How long all of it is."""
-        return sum(map(len, [*self._before, *self._messages]))
+        return sum(map(len, self._before)) + len(self._messages)
 
-    def digests(self, salt: bytes, num_messages: int) -> list[bytes]:
-        """The digest of each part, the last one of the first messages."""
-        texts = [*self._before, b"\n".join(self._messages[:num_messages])]
+    def digests(self, salt: bytes, num_message_bytes: int) -> list[bytes]:
+        """The digest of each part, the last one of the first bytes of the messages, or of all if those end in a text
+        that goes on."""
+        begun = self._messages[:num_message_bytes]
+        is_divided = begun.endswith(_MARK) or _DIVISION.match(self._messages, num_message_bytes) is not None
+        texts = [*self._before, begun if is_divided else self._messages]
         return [hashlib.blake2b(text, digest_size=_DIGEST_BYTES, salt=salt).digest() for text in texts]
 
 
@@ -77,9 +92,9 @@ class ComparableIds:
 
     def new(self, prefix: str, namespace: str, parts: RequestParts) -> str:
         """Return an id for the answer to a request."""
-        salt, num_messages = secrets.token_bytes(8), min(parts.num_messages, _MOST_MESSAGES)
-        head = _HEAD.pack(salt, min(parts.num_bytes, _MOST_BYTES), num_messages)
-        data = head + b"".join(parts.digests(salt, num_messages))
+        salt, num_message_bytes = secrets.token_bytes(8), min(parts.num_message_bytes, _MOST_BYTES)
+        head = _HEAD.pack(salt, min(parts.num_bytes, _MOST_BYTES), num_message_bytes)
+        data = head + b"".join(parts.digests(salt, num_message_bytes))
         return prefix + base64.urlsafe_b64encode(data + self._mac(prefix, namespace, data)).rstrip(b"=").decode()
 
     def compare(self, id: str, prefix: str, namespace: str, parts: RequestParts) -> Comparison | None:
@@ -93,8 +108,8 @@ class ComparableIds:
         is_whole = len(data) == _HEAD.size + _DIGEST_BYTES * len(PARTS)
         if not is_whole or not hmac.compare_digest(mac, self._mac(prefix, namespace, data)):
             return None
-        salt, num_bytes, num_messages = _HEAD.unpack_from(data)
-        digests = parts.digests(salt, num_messages)
+        salt, num_bytes, num_message_bytes = _HEAD.unpack_from(data)
+        digests = parts.digests(salt, num_message_bytes)
         before = [data[at : at + _DIGEST_BYTES] for at in range(_HEAD.size, len(data), _DIGEST_BYTES)]
         changed = next((name for name, *both in zip(PARTS, digests, before, strict=True) if both[0] != both[1]), None)
         return Comparison(changed, min(1.0, num_bytes / max(1, parts.num_bytes)))
@@ -102,6 +117,15 @@ class ComparableIds:
     def _mac(self, prefix: str, namespace: str, data: bytes) -> bytes:
         text = b"\0".join([prefix.encode(), namespace.encode(), data])
         return hashlib.blake2b(text, digest_size=_MAC_BYTES, key=self._key, person=b"rekindle.answer").digest()
+
+
+def _written(message: Message, is_open: bool) -> bytes:
+    """Return a message with its content last; if that `is_open`, without its end, and nothing of it if it is empty."""
+    rest = asdict(message)
+    content = _canonical(rest.pop("content"))
+    if is_open:
+        content = content[:-1] if message.content else b""
+    return _canonical(rest) + content
 
 
 def _canonical(value: object) -> bytes:

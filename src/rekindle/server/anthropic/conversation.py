@@ -27,6 +27,7 @@ MAX_BREAKPOINTS = 4  # Anthropic's own limit
 _WORD = "quicksilver"  # that a probe of a template looks for
 # Separators between the blocks of one turn: the client's are paragraphs; a reply continues without a break.
 _JOINTS = {"system": "\n", "user": "\n", "tool": "\n", "assistant": ""}
+MERGED = ("system", "user")  # roles that a prompt may end with, and that the next message may be merged into
 Block = Mapping[str, Any]
 _SHOWN, _HIDDEN = "rekindle-1-", "rekindle-2-"
 

@@ -12,7 +12,7 @@ from rekindle.engine.generation import Generation
 from rekindle.server.answers.answer import Answer, RouteContext, Stamp, accepted, read
 from rekindle.server.answers.hints import hinted
 from rekindle.server.anthropic.calls import MessagesCall, ModelSide, parse_count, parse_messages
-from rekindle.server.anthropic.conversation import find_habits
+from rekindle.server.anthropic.conversation import MERGED, find_habits
 from rekindle.server.anthropic.diagnosis import Diagnosis
 from rekindle.server.anthropic.reply import MessagesReply
 from rekindle.server.gate.caller import Caller, caller_of
@@ -57,7 +57,7 @@ class MessagesRoute:
         context = self._context
         if call.diagnostics is None:
             return context.stamp(PREFIX), None
-        ids, namespace, parts = context.ids, call.request.namespace, context.parts_of(call.request)
+        ids, namespace, parts = context.ids, call.request.namespace, context.parts_of(call.request, MERGED)
         previous = call.diagnostics.previous_message_id
         found = None if previous is None else ids.compare(previous, PREFIX, namespace, parts)
         return context.stamp(PREFIX, ids.new(PREFIX, namespace, parts)), Diagnosis(previous, found)
