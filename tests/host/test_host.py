@@ -164,6 +164,29 @@ def test_a_stored_response_is_found_with_the_model_that_answered(host: Host) -> 
     assert host.ask("DELETE", f"/v1/responses/{made['id']}").json()["deleted"]
 
 
+def test_an_answer_of_another_model_is_known_and_says_that_the_model_changed(host: Host) -> None:
+    def message(model: str, previous: str | None, authorization: str = "Bearer key") -> Any:
+        body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": SAID}]}
+        body |= {"diagnostics": {"previous_message_id": previous}}
+        return host.ask("POST", "/v1/messages", body, authorization=authorization).json()
+
+    def response(model: str, other: str | None) -> Any:
+        body = {"model": model, "max_output_tokens": 16, "input": SAID, "store": False}
+        body |= {"prompt_cache_options": {"comparison_response_id": other}}
+        return host.ask("POST", "/v1/responses", body).json()
+
+    name = host.now()
+    said, answered = message(name, None), response(name, None)
+    assert message(name, said["id"])["diagnostics"] is None
+    another = {"small": "scripted", "scripted": "small"}[name]
+    reason = message(another, said["id"])["diagnostics"]["cache_miss_reason"]
+    assert reason["type"] == "model_changed" and reason["cache_missed_input_tokens"] >= 0
+    found = response(another, answered["id"])["prompt_cache_diagnostics"]
+    assert (found["type"], found["reason"]) == ("cache_miss", "model_changed")
+    theirs = message(another, said["id"], "Bearer key-of-team")["diagnostics"]["cache_miss_reason"]
+    assert theirs["type"] == "previous_message_not_found"
+
+
 def test_a_target_that_is_no_path_reaches_no_other_host(host: Host) -> None:
     """After the address of a process it would: `http://127.0.0.1:PORT@HOST/`, with the key of the process."""
     name = host.now()

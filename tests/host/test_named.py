@@ -16,6 +16,7 @@ from rekindle.server.gate.keys import Access
 from rekindle_models.child import Keys
 from rekindle_models.cli import label_of
 from rekindle_models.named import Models, text_of
+from rekindle_models.stored import answers_key
 from rekindle_models.wishes import STATE, Wish, is_passed_on, starts_nothing, wish_of
 from tests.test_cli import run
 
@@ -177,12 +178,27 @@ def test_processes_have_keys_of_their_own_that_grant_what_a_request_was_granted(
     keys: dict[str, Any], access: Access, is_admin: bool
 ) -> None:
     settings = ServerSettings(**keys)
-    made = Keys.made_for(settings)
+    made = Keys.made_for(settings, None)
     key = made.key_for(access)
     assert key == (made.admin if is_admin else made.of[access.namespace])
     assert made.key_for(Access(has_key=False)) is None
     inner = ServerSettings(**made.settings)
     assert inner.namespaces() == settings.namespaces() and not {"root", "x"} & set(made.of.values())
+
+
+def test_answers_have_one_key_that_lasts_as_long_as_a_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, found = models(tmp_path)
+    first = answers_key(found.stores)
+    secret = tmp_path / "store" / "models" / "small" / "secret"
+    assert first is not None and len(first) == 64 and first == answers_key(found.stores)
+    assert secret.read_bytes().hex() != first, "nobody who has it can read the store"
+    _, without = models(tmp_path, store="off")
+    assert len({first, answers_key(without.stores), answers_key(without.stores)}) == 3
+    _, given = models(tmp_path, store="off", secret="the same for replicas")
+    assert answers_key(given.stores) == answers_key(given.stores)
+    assert not caplog.messages
+    secret.write_bytes(b"cut")
+    assert answers_key(found.stores) is None and str(secret.parent) in caplog.text
 
 
 def test_commands_say_what_they_need(tmp_path: Path) -> None:

@@ -521,8 +521,8 @@ CLIENTS = (
     one(
         "ids that are known until the server restarts",
         "server/app.py",
-        "ComparableIds(engine.secret)",
-        "ComparableIds(str(id(engine)).encode())",
+        "ComparableIds.of_process(engine.secret)",
+        "ComparableIds.of_process(str(id(engine)).encode())",
         f"{DIAGNOSED}::test_a_restart_and_another_model",
     ),
     one(

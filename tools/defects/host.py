@@ -9,7 +9,7 @@ NAMED = "rekindle_models/named.py"
 WISHES = "rekindle_models/wishes.py"
 CHILD = "rekindle_models/child.py"
 OF_PLACES, OF_NAMED = (f"tests/host/test_{name}.py" for name in ("places", "named"))
-OF_ENGINES = "tests/host/test_engines.py"
+OF_ENGINES, OF_HOST = "tests/host/test_engines.py", "tests/host/test_host.py"
 
 HOSTS: tuple[Mutant, ...] = (
     one(
@@ -18,6 +18,20 @@ HOSTS: tuple[Mutant, ...] = (
         "used_bytes if is_front else stats.hot_bytes",
         "stats.hot_bytes",
         f"{OF_ENGINES}::test_what_a_llama_server_keeps_of_a_token_and_what_it_takes_is_said",
+    ),
+    one(
+        "processes of a host that do not know each other's answers",
+        CHILD,
+        "variables[KEY_VARIABLE] = keys.answers",
+        "variables[KEY_VARIABLE] = None",
+        f"{OF_HOST}::test_an_answer_of_another_model_is_known_and_says_that_the_model_changed",
+    ),
+    one(
+        "processes of a host that get the secret of a store",
+        "rekindle_models/stored.py",
+        'derived_key(own or secrets.token_bytes(SECRET_BYTES), b"rekindle.answers").hex()',
+        "(own or secrets.token_bytes(SECRET_BYTES)).hex()",
+        f"{OF_NAMED}::test_answers_have_one_key_that_lasts_as_long_as_a_store",
     ),
     one(
         "a host that lets requests in past one that waits for a place",

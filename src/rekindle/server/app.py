@@ -211,7 +211,7 @@ def create_app(
     given = Context(engine, settings, app.gate, log, tuple(observers), responses.forget_receipts, clock)
     app.extensions = extended(given)
     group = ObserverGroup([log, *observers, endings, *([recorder] if recorder else [])])
-    ids = ComparableIds(engine.secret)
+    ids = ComparableIds.of_process(engine.secret)
     _add_generating(app, RouteContext(engine, served, group, ids, clock, settings.ping_s, settings.strict))
     for router in (
         agents_router(engine, history, Deletions(engine, history, responses, app.extensions, clock=clock)),

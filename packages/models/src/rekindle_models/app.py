@@ -37,6 +37,7 @@ from rekindle_models.forwarding import Forwarder, while_there
 from rekindle_models.named import Model, Models
 from rekindle_models.places import Place, Places
 from rekindle_models.routes import own_routes, refusing_routes
+from rekindle_models.stored import answers_key
 from rekindle_models.wishes import CHAT, ByPrefix, Wish, answer_of, is_passed_on, starts_nothing, wish_of
 
 LARGE = 1 << 16  # bytes of a body that is parsed off the event loop
@@ -50,7 +51,7 @@ class Host:
         self.gate = ShutdownGate()
         self.models = models
         self.figures = Figures()
-        self._keys = Keys.made_for(settings.server)
+        self._keys = Keys.made_for(settings.server, answers_key(models.stores))
         self.places = Places(
             lambda model, ended: Child(model, self._keys, ended=ended),
             max_loaded=settings.models.max_loaded,

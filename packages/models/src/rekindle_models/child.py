@@ -17,6 +17,7 @@ from typing import Any
 from rekindle.config import DEFAULT_NAMESPACE, ENV_PREFIX, ServerSettings
 from rekindle.errors import BackendFailed
 from rekindle.harness.own_server import Command, EndedEarly, OwnServer, free_url
+from rekindle.server.answers.comparison import KEY_VARIABLE
 from rekindle.server.gate.keys import Access
 from rekindle_models.named import Model, text_of
 from rekindle_models.said import Said
@@ -27,16 +28,18 @@ ASK_S = 60.0  # it listens before it loads, and answers once it has
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of the processes: of each namespace, and for what needs an admin where there are several."""
+    """The keys of the processes: of each namespace, for what needs an admin where there are several, and `answers`,
+    the one of the ids of their answers (None: each has its own)."""
 
     of: Mapping[str, str]
     admin: str | None
+    answers: str | None
 
     @classmethod
-    def made_for(cls, settings: ServerSettings) -> Keys:
+    def made_for(cls, settings: ServerSettings, answers: str | None) -> Keys:
         """Make keys for the namespaces of a server."""
         named = {name: secrets.token_urlsafe(32) for name in settings.namespaces()}
-        return cls(named, secrets.token_urlsafe(32) if settings.separates else None)
+        return cls(named, secrets.token_urlsafe(32) if settings.separates else None, answers)
 
     def key_for(self, access: Access) -> str | None:
         """Return the key that grants what a request was granted; None if that was nothing."""
@@ -65,6 +68,7 @@ class Child:
         given |= {"host": "127.0.0.1", "port": self.url.rpartition(":")[2]}
         variables: dict[str, str | None] = {name: None for name in os.environ if name.startswith(ENV_PREFIX)}
         variables |= {ENV_PREFIX + name.upper(): text_of(value) for name, value in given.items()}
+        variables[KEY_VARIABLE] = keys.answers
         if "REKINDLE_DEBUG" in os.environ:
             variables["REKINDLE_DEBUG"] = os.environ["REKINDLE_DEBUG"]
         command = Command(

@@ -59,6 +59,11 @@ class Models:
         """The model of requests that name none."""
         return self.all[0]
 
+    @property
+    def stores(self) -> list[StoreSettings]:
+        """The settings of the stores of those that were read."""
+        return [model.store for model in self.all if model.store is not None]
+
     def find(self, name: str | None, dialect: Dialect = "openai") -> Model:
         """Return the model that a request names; NotFound, which lists what there is."""
         if name is None:

@@ -1,18 +1,41 @@
-"""Whether a file of stored responses has one, or a receipt, for a server that passes requests on: changes nothing."""
+"""What a server that passes requests on reads of its models' stores.
+
+Owns whether a file of stored responses has one, or a receipt, and the key by which an answer's request is compared with
+one to another model. Changes nothing, but makes the keys of a store that has none.
+"""
 
 from __future__ import annotations
 
+import logging
+import secrets
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 
 from rekindle.config import StoreSettings
-from rekindle.errors import StoreError
+from rekindle.errors import ConfigError, StoreError
 from rekindle.server.responses.receipt_rows import RECEIPT
 from rekindle.server.responses.records import BUSY_S
 from rekindle.server.responses.tables import RESPONSE, ResponseTables
-from rekindle.store.files.keys import SECRET_FILE, directory_keys
+from rekindle.store.files.ciphers import derived_key
+from rekindle.store.files.keys import SECRET_BYTES, SECRET_FILE, Given, directory_keys, given_keys
 from rekindle.store.files.sqlite_file import version_of
 from rekindle.store.files.sync import OsFileSystem
+
+logger = logging.getLogger("rekindle.server")
+
+
+def answers_key(stores: Sequence[StoreSettings]) -> str | None:
+    """Return the key of the ids of all models' answers, in hex: it lasts as long as the first store, or without one as
+    long as this server. None, with a warning, if that store cannot be used."""
+    store = next((each for each in stores if each.enabled), stores[0])
+    try:
+        given = Given.of(store)
+        own = given_keys(store.directory(), given, OsFileSystem()).secret if store.enabled else given.new_secret
+    except (ConfigError, StoreError) as error:
+        logger.warning("requests are compared with those to the same model alone: %s", error)
+        return None
+    return derived_key(own or secrets.token_bytes(SECRET_BYTES), b"rekindle.answers").hex()
 
 
 def holds(store: StoreSettings, namespace: str, id: str) -> bool:

@@ -20,6 +20,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 import struct
@@ -33,6 +34,7 @@ from rekindle.text.messages import GUARD, Message
 
 Part = Literal["model", "system", "tools", "template", "messages"]
 PARTS: tuple[Part, ...] = ("model", "system", "tools", "template", "messages")
+KEY_VARIABLE = "ANSWERS_OF_REKINDLE"  # what each process of a server of several models gets: the key of all, in hex
 _HEAD = struct.Struct("<8sII")
 _DIGEST_BYTES, _MAC_BYTES = 4, 6
 _MOST_BYTES = (1 << 32) - 1
@@ -89,6 +91,12 @@ class ComparableIds:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+
+    @classmethod
+    def of_process(cls, secret: bytes) -> ComparableIds:
+        """Those of this process: under the key of all processes of its server, or else under a secret of its own."""
+        shared = os.environ.get(KEY_VARIABLE)
+        return cls(bytes.fromhex(shared) if shared else secret)
 
     def new(self, prefix: str, namespace: str, parts: RequestParts) -> str:
         """Return an id for the answer to a request."""
