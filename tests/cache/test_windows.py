@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.pool import BlockPool
@@ -43,6 +43,12 @@ class WindowMachine(RuleBasedStateMachine):
             [[None] * SIZE for _ in range(slots.num_slots)] for slots in self.slots
         ]
         self.tables: list[tuple[BlockTable, BlockHash, list[int]]] = []
+
+    @initialize(most=st.none() | st.integers(0, NUM_BLOCKS), other=st.none() | st.integers(0, NUM_BLOCKS))
+    def bound(self, most: int | None, other: int | None) -> None:
+        for root, share in zip(ROOTS, (most, other), strict=True):
+            if share is not None:
+                self.pool.set_quota(root, share)
 
     def pick(self, number: int) -> tuple[BlockTable, BlockHash, list[int]]:
         return self.tables[number % len(self.tables)]
@@ -86,8 +92,8 @@ class WindowMachine(RuleBasedStateMachine):
     def compute(self, number: int, more: list[int], spare: int, is_marked: bool, points: set[int]) -> None:
         table, root, ids = self.pick(number)
         end = len(ids) + len(more)
-        copies = table.prepare(end + spare, points)
-        if copies is None or (spare and table.prepare(end, points) is None):
+        copies = table.prepare(end + spare, points, root=root)
+        if copies is None or (spare and table.prepare(end, points, root=root) is None):
             return
         for copy in copies:
             for slots, rows in zip(self.slots, self.rows, strict=True):

@@ -33,9 +33,10 @@ def turn(*texts: str, system: str = SYSTEM) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *spoken]
 
 
-def asked(engine: Engine, agent: str, *texts: str, system: str = SYSTEM) -> Report:
+def asked(engine: Engine, agent: str, *texts: str, system: str = SYSTEM, namespace: str = "default") -> Report:
     """What is reported of a turn with a short reply."""
-    return engine.chat(agent, turn(*texts, system=system), temperature=0.0, max_tokens=4).report
+    messages = turn(*texts, system=system)
+    return engine.chat(agent, messages, namespace=namespace, temperature=0.0, max_tokens=4).report
 
 
 def purged(engine: Engine, directory: Path, *, least: int) -> Report:

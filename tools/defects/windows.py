@@ -6,6 +6,7 @@ from tools.defects.mutant import Mutant, one
 
 SLOTS, COVERS = "tests/cache/test_windows.py", "tests/store/test_covers.py"
 RESUMED, TURNS = "tests/exactness/test_resume_points.py", "tests/engine/test_window_turns.py"
+QUOTAS, EVICTING = "tests/cache/test_window_quotas.py", "tests/engine/test_evicting.py"
 MACHINE = f"{SLOTS}::TestWindowMachine"
 ANY_ORDER = f"{RESUMED}::test_any_order_of_turns_gives_the_answers_of_no_reuse"
 
@@ -30,6 +31,34 @@ WINDOWS: tuple[Mutant, ...] = (
         "(self._passed or self._kept).popitem(last=False)",
         "(self._kept or self._passed).popitem(last=False)",
         SLOTS,
+    ),
+    one(
+        "windows of who is within its quota go first",
+        "cache/blocks/windows.py",
+        "slot = None if self._quotas is None else self._quotas.first()",
+        "slot = None",
+        f"{QUOTAS}::test_a_flood_takes_its_own_slots_before_those_of_others",
+    ),
+    one(
+        "what sequences have passed outlives resume points of a group over its quota",
+        "cache/blocks/windows.py",
+        "sort_key(self._marked[slot], 0.0,",
+        "sort_key(0, 0.0,",
+        f"{QUOTAS}::test_of_a_group_over_its_quota_what_was_passed_goes_first",
+    ),
+    one(
+        "a chunk counts for nobody while it takes slots",
+        "engine/blocks/prefix_cache.py",
+        "sequence.resume_points, root=sequence.root)",
+        "sequence.resume_points)",
+        EVICTING,
+    ),
+    one(
+        "windows that are read count for nobody",
+        "engine/blocks/loads.py",
+        "slots.take(target, self._pool.group(stored.identity.root))",
+        "slots.take(target)",
+        EVICTING,
     ),
     one(
         "holders of an equal block forgotten",

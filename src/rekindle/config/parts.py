@@ -217,7 +217,7 @@ class StoreSettings:
     namespace_share: float = setting(
         1.0,
         "share of disk and hot memory above which a tenant is evicted before others",
-        detail="1: no quota.",
+        detail="1: no quota. In hot memory blocks count, and by themselves sliding windows and recurrent states.",
         bounds=above(0, 1),
     )
     check_restored: int = computing(

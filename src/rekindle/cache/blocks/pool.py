@@ -295,6 +295,7 @@ class BlockPool:
     def set_quota(self, root: BlockHash, most: int | None) -> None:
         """Evict first from a root that has more than `most` blocks; None lifts the quota.
 
+        The same share limits its slots of `windows`.
         Set it before the first block of a namespace: existing blocks do not count.
         """
         check_hash(root)
@@ -302,6 +303,13 @@ class BlockPool:
             raise ValueError(f"most must be None or a whole number from 0 up, not {most!r}")
         group = self._group_of_root.setdefault(root, len(self._group_of_root) + 1)
         self._order.set_quota(group, most)
+        for slots in self.windows:
+            share = None if most is None else -(-most * (slots.num_slots - 1) // self.num_blocks)
+            slots.set_quota(group, share)
+
+    def group(self, root: BlockHash | None) -> int:
+        """Return the number under which quotas count what follows a root; 0 for None, and for a root without one."""
+        return 0 if root is None else self._group_of_root.get(root, 0)
 
     def block_of(self, name: BlockHash) -> int | None:
         """Return the block with the hash `name`, whatever its ids; does not update recency."""
@@ -318,8 +326,9 @@ class BlockPool:
     def check(self) -> None:
         """Assert that all state agrees with the reference counts and contents."""
         self._order.check()
+        groups = {block: self._order.group(block) for block in self._contents.blocks()}
         for slots in self.windows:
-            slots.check([block for block, refs in enumerate(self._refs) if refs or block in self._contents])
+            slots.check([block for block, refs in enumerate(self._refs) if refs or block in groups], groups)
         self._contents.check(self.hash_fn, self.tail_hash_fn)
         self._free.check({block for block, refs in enumerate(self._refs) if not refs and block not in self._contents})
         assert len(self._contents) == len(self._order), "the order differs from the published blocks"
@@ -369,7 +378,7 @@ class BlockPool:
         above = self._contents.above(block)
         group = 0
         if self._group_of_root:
-            group = self._order.group(above) if above >= 0 else self._group_of_root.get(parent, 0)
+            group = self._order.group(above) if above >= 0 else self.group(parent)
         self._order.add(block, above, group=group)
 
     def _empty(self, block: int) -> None:

@@ -90,13 +90,15 @@ class BlockTable:
                     slots.hold(self.blocks[index])
                     self._held[which].append(index)
 
-    def prepare(self, num_tokens: int, resume_points: Collection[int] = ()) -> list[BlockCopy] | None:
+    def prepare(
+        self, num_tokens: int, resume_points: Collection[int] = (), *, root: BlockHash | None = None
+    ) -> list[BlockCopy] | None:
         """Make positions `self.num_tokens` to `num_tokens - 1` writable and return the copies to make first.
 
         A last block that is shared or published is replaced by a private one that takes over its stored tokens: at most
         one copy, to be made before any other call on this table. None is a shortage, and leaves the table unchanged.
         No effect if there is nothing to write. Of kinds that not every block needs, parts are kept for those
-        `resume_points` that are among the positions, if there are slots for all of them.
+        `resume_points` among the positions, if there are slots for all of them. The quota of `root` counts all parts.
         """
         self._release_sources()
         if num_tokens <= self.num_tokens:
@@ -131,7 +133,7 @@ class BlockTable:
         self.blocks += fresh
         for which, (slots, indices) in enumerate(zip(self.pool.windows, lacking, strict=True)):
             for index in indices:
-                slots.take(self.blocks[index])
+                slots.take(self.blocks[index], self.pool.group(root))
             held = self._held[which]
             in_order = not (held and indices) or held[-1] < indices[0]
             held.extend(indices)

@@ -5,17 +5,19 @@ held. Slot 0 is that of all blocks without the part: nothing is written there, a
 
     take ──▶ held ──last release──▶ passed, or kept once marked ──its slot is taken, or its block emptied──▶ free
 
-What nobody holds stays readable until another block needs its slot: first what sequences have passed, the oldest first,
-then what resume points need, the least recently used first.
+What nobody holds stays readable until another block needs its slot: first what a group over its quota has, then all
+others; of these first what sequences have passed, the oldest first, then what resume points need, the least recently
+used first. Groups are those of the pool; a slot is in that of the block that takes it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from rekindle.cache.eviction.queue import Quotas, sort_key
 from rekindle.parts import EndingPart
 
 ABSENT = 0  # the slot of a block without the part
@@ -38,6 +40,8 @@ class WindowSlots:
         self._passed: OrderedDict[int, None] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._used: set[int] = set()  # free slots that may hold data
+        self._quotas: Quotas | None = None  # of slots that blocks have
+        self._turn, self._turns = 1, [1] * num_slots  # odd; when each was last released or marked, with quotas
 
     def __repr__(self) -> str:
         held = self.num_slots - 1 - self.num_available
@@ -69,20 +73,22 @@ class WindowSlots:
         """Whether the block has its part and a holder of it."""
         return self._refs[int(self.slot_of[block])] > 0
 
-    def take(self, block: int) -> bool:
-        """Give a block without the part a slot and hold it; False on a shortage."""
+    def take(self, block: int, group: int = 0) -> bool:
+        """Give a block of a group without the part a slot and hold it; False on a shortage."""
         assert not self.slot_of[block], f"block {block} has a slot"
         if self._free:
             slot = self._free.pop()
             self._used.discard(slot)
         elif self._passed or self._kept:
-            slot, _ = (self._passed or self._kept).popitem(last=False)
+            slot = self._pop_unheld()
             self._put(self._block_of[slot], ABSENT)
         else:
             return False
         self._put(block, slot)
         self._marked[slot] = False
         self._refs[slot] = 1
+        if self._quotas is not None:
+            self._quotas.add(slot, group)
         return True
 
     def hold(self, block: int) -> None:
@@ -100,6 +106,8 @@ class WindowSlots:
         self._refs[slot] -= 1
         if not self._refs[slot]:
             self._unheld(slot)[slot] = None
+            if self._quotas is not None:
+                self._line_up(slot, self._quotas)
 
     def mark(self, block: int) -> None:
         """Note that a resume point needs the part of a block, if it is there: it outlives those passed."""
@@ -109,6 +117,8 @@ class WindowSlots:
             if not self._refs[slot]:
                 self._passed.pop(slot)
                 self._kept[slot] = None
+                if self._quotas is not None:
+                    self._line_up(slot, self._quotas)
 
     def touch(self, block: int) -> None:
         """Record that the part of a block is used as a resume point needs it: it is replaced last."""
@@ -148,6 +158,32 @@ class WindowSlots:
         used, self._used = sorted(self._used), set()
         return used
 
+    def set_quota(self, group: int, most: int | None) -> None:
+        """Take first from a group that has more than `most` slots, held ones included; None lifts the quota."""
+        if self._quotas is None:
+            self._quotas = Quotas(self._key_of, self.num_slots, self.num_used)
+        self._quotas.limit(group, most, lambda: [slot for slot, block in enumerate(self._block_of) if block >= 0])
+
+    def _pop_unheld(self) -> int:
+        """Remove the slot that is taken next from its queue and group; there must be one that nobody holds."""
+        slot = None if self._quotas is None else self._quotas.first()
+        if slot is None:
+            slot, _ = (self._passed or self._kept).popitem(last=False)
+        else:
+            self._unheld(slot).pop(slot)
+        if self._quotas is not None:
+            self._quotas.remove(slot)
+        return slot
+
+    def _line_up(self, slot: int, quotas: Quotas) -> None:
+        """Put a slot that nobody holds last in the queue of its group, if that has a quota."""
+        self._turn += 2
+        self._turns[slot] = self._turn
+        quotas.put(slot)
+
+    def _key_of(self, slot: int) -> int | None:
+        return None if self._refs[slot] else sort_key(self._marked[slot], 0.0, self._turns[slot], slot)
+
     def _unheld(self, slot: int) -> OrderedDict[int, None]:
         """Return the queue of a slot that nobody holds."""
         return self._kept if self._marked[slot] else self._passed
@@ -157,14 +193,17 @@ class WindowSlots:
         self._block_of[slot] = -1
         self._free.append(slot)
         self._used.add(slot)
+        if self._quotas is not None:
+            self._quotas.remove(slot)
 
     def _put(self, block: int, slot: int) -> None:
         self.slot_of[block] = slot
         if slot:
             self._block_of[slot] = block
 
-    def check(self, filled: Iterable[int]) -> None:
-        """Assert that both directions agree, that every slot is in one place, and that parts are of `filled` blocks."""
+    def check(self, filled: Iterable[int], groups: Mapping[int, int] | None = None) -> None:
+        """Assert that both directions agree, that every slot is in one place, that parts are of `filled` blocks, and
+        with quotas that each counts against the group of its block, where `groups` has that."""
         found = {slot: block for block, slot in enumerate(self.slot_of.tolist()) if slot}
         taken = {slot: block for slot, block in enumerate(self._block_of) if block >= 0}
         assert found == taken, "slots and blocks do not agree"
@@ -175,6 +214,11 @@ class WindowSlots:
         assert all(self._marked[slot] for slot in self._kept), "a part is kept without a mark"
         assert not any(self._marked[slot] for slot in self._passed), "a marked part counts as passed"
         assert set(taken.values()) <= set(filled), "a free block has a part"
+        if self._quotas is not None:
+            self._quotas.check(taken, {*self._passed, *self._kept})
+            for block, group in (groups or {}).items():
+                counted = self._quotas.group(int(self.slot_of[block])) if self.has(block) else group
+                assert counted == group, f"the part of block {block} of group {group} counts against {counted}"
 
 
 def resume_position(

@@ -92,7 +92,7 @@ class Loads:
         if target is None:
             return None
         for taken, slots in enumerate(windows := self._windows(stored)):
-            if not slots.take(target):
+            if not slots.take(target, self._pool.group(stored.identity.root)):
                 for other in windows[:taken]:
                     other.release(target)
                 self._pool.release(target)

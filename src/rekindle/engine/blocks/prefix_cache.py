@@ -263,7 +263,7 @@ class PrefixCache:
     def prepare(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve positions [0, num_tokens), copying a shared tail that will be written; False on a shortage."""
         self._bound(sequence.root)
-        copies = sequence.table.prepare(num_tokens, sequence.resume_points)
+        copies = sequence.table.prepare(num_tokens, sequence.resume_points, root=sequence.root)
         if copies is None:
             return False
         for copy in copies:

@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from rekindle.cache.blocks.hashing import BlockHash
 from rekindle.cache.blocks.table import BlockTable
 from rekindle.cache.blocks.windows import WindowSlots
 from rekindle.engine.blocks.prefix_cache import PrefixCache
@@ -188,13 +189,13 @@ class Keeping:
             if index < len(known) and not self._points.snapshots.end(known[index]):
                 pool.release_all(known[index:])
                 del known[index:]
-        given = self._with_windows(known)
+        given = self._with_windows(known, unkept.root)
         sequence.table.append_shared(known, len(known) * pool.block_tokens)
         for slots, block in given:
             slots.release(block)
         return sequence
 
-    def _with_windows(self, blocks: list[int]) -> list[tuple[WindowSlots, int]]:
+    def _with_windows(self, blocks: list[int], root: BlockHash) -> list[tuple[WindowSlots, int]]:
         """Give known blocks the parts of windows that a table of them holds, empty where they lack one; return these,
         each held once.
 
@@ -211,7 +212,7 @@ class Keeping:
             for block in blocks[first:]:
                 if slots.has(block):
                     continue
-                if not slots.take(block):
+                if not slots.take(block, pool.group(root)):
                     for others, each in given:
                         others.release(each)
                     pool.release_all(blocks)
