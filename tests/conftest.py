@@ -6,14 +6,12 @@ reach neither them nor the processes they start. `HYPOTHESIS_PROFILE=torture` ru
 
 from __future__ import annotations
 
-import atexit
 import gc
 import itertools
 import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from tests.killers import has_killers, is_killer
 from tests.needs import needs_of
 from tests.programs import missing
-from tests.proofs import FOLDER
+from tests.proofs import share
 
 TORTURE = 40  # times as many examples of a machine, each twice as long
 QUICK = 5  # so many times fewer of them with --quick
@@ -61,10 +59,7 @@ MEMORY, PLENTY = Path("/dev/shm"), 8 << 30
 if "PYTEST_DEBUG_TEMPROOT" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= PLENTY:
     os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
 
-# Proofs are shared: workers have the variable from the process that starts them, which takes the folder away again.
-if FOLDER not in os.environ:
-    os.environ[FOLDER] = tempfile.mkdtemp(prefix="rekindle-proofs-")
-    atexit.register(shutil.rmtree, os.environ[FOLDER], ignore_errors=True)
+share()
 
 
 def tortured(usual: settings) -> settings:

@@ -7,8 +7,11 @@ run of tests share: its workers, and servers that are forked.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +19,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what forks a server needs no torch itself
     from rekindle.engine.api import Engine
 
-FOLDER = "FOLDER_OF_PROOFS"  # the variable, which tests/conftest.py sets
+FOLDER = "FOLDER_OF_PROOFS"  # the variable, which each conftest.py of a run of its own sets
 KINDS = ("proof-*.json", "formats-*.json")
+
+
+def share() -> None:
+    """Make the folder, which goes away with this process, unless the process that started this one made it."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="rekindle-proofs-")
+        atexit.register(shutil.rmtree, os.environ[FOLDER], ignore_errors=True)
 
 
 def proved(engine: Engine) -> Engine:
