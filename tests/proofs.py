@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what forks a server needs no torch itself
     from rekindle.engine.api import Engine
 
-FOLDER = "FOLDER_OF_PROOFS"  # the variable, which each conftest.py of a run of its own sets
+FOLDER = "FOLDER_OF_PROOFS"  # the variable, which `share` sets
 KINDS = ("proof-*.json", "formats-*.json")
 
 
